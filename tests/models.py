@@ -117,6 +117,21 @@ _CLASSES = {
     "lighton_ocr": ("LightOnOcrConfig", "LightOnOcrForConditionalGeneration"),
     "fast_vlm": ("FastVlmConfig", "FastVlmForConditionalGeneration"),
     "granite4_vision": ("Granite4VisionConfig", "Granite4VisionForConditionalGeneration"),
+    "aria_text": ("AriaTextConfig", "AriaTextForCausalLM"),
+    "aria": ("AriaConfig", "AriaForConditionalGeneration"),
+    "perception_lm": ("PerceptionLMConfig", "PerceptionLMForConditionalGeneration"),
+    "video_llama3": ("VideoLlama3Config", "VideoLlama3ForConditionalGeneration"),
+    "janus": ("JanusConfig", "JanusForConditionalGeneration"),
+    "deepseek_vl": ("DeepseekVLConfig", "DeepseekVLForConditionalGeneration"),
+    "deepseek_vl_hybrid": ("DeepseekVLHybridConfig", "DeepseekVLHybridForConditionalGeneration"),
+    "hyperclovax_vision": ("HyperCLOVAXVisionV2Config", "HyperCLOVAXVisionV2ForConditionalGeneration"),
+    "qianfan_ocr": ("QianfanOCRConfig", "QianfanOCRForConditionalGeneration"),
+    "granite_docling": ("GraniteDoclingConfig", "GraniteDoclingForConditionalGeneration"),
+    "deepseek_ocr2": ("DeepseekOcr2Config", "DeepseekOcr2ForConditionalGeneration"),
+    "ernie4_5_vl": ("Ernie4_5_VLMoeConfig", "Ernie4_5_VLMoeForConditionalGeneration"),
+    "molmo2": ("Molmo2Config", "Molmo2ForConditionalGeneration"),
+    "muse_glimmer": ("MuseGlimmerConfig", "MuseGlimmerForConditionalGeneration"),
+    "phi4_multimodal": ("Phi4MultimodalConfig", "Phi4MultimodalForCausalLM"),
 }
 # The vision part of models whose text part is served.
 _VISION: dict[str, dict[str, Any]] = {
@@ -148,19 +163,39 @@ _VISION["idefics3"] = {**_TOWER, "image_size": 28}
 _VISION["paddleocr_vl"] = _VISION["hunyuan_vl"] = _TOWER
 _VISION["lighton_ocr"] = {**_TOWER, "model_type": "pixtral"}
 _VISION["got_ocr2"] = {**_TOWER, "image_size": 56, "output_channels": 8, "mlp_dim": 64, "global_attn_indexes": [0]}
-# That of the published models is from a library that is not installed.
+# Those of the published models are from a library that is not installed.
 _VISION["fast_vlm"] = _VISION["llava"]
+_VISION["perception_lm"] = {**_VISION["llava"], "model_args": {"embed_dim": 32}}
 _VISION["granite4_vision"] = {**_VISION["llava"], "hidden_size": 64}
 _VISION["glm4v"] = _VISION["glm4v_moe"] = _VISION["glm_ocr"] = {
     "depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 64, "image_size": 28,
 }  # fmt: skip
 _VISION["qwen2_omni"] = {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 64}
 _VISION["qwen3_omni"] = {**_VISION["qwen2_omni"], "deepstack_visual_indexes": [0]}
+_VISION["aria"] = _VISION["idefics3"]
+_VISION["video_llama3"] = _TOWER
+_VISION["janus"] = {**_TOWER, "image_size": 28, "projection_dim": 64, "num_image_tokens": 4}
+_VISION["deepseek_vl"] = {**_TOWER, "image_size": 28}
+_VISION["deepseek_vl_hybrid"] = {**_TOWER, "image_size": 28}
+_VISION["hyperclovax_vision"] = _VISION["qwen2_5_vl"]
+_VISION["qianfan_ocr"] = _VISION["internvl"]
+_VISION["granite_docling"] = {**_TOWER, "image_size": 56, "out_hidden_size": 64, "deepstack_visual_indexes": [0]}
+_VISION["deepseek_ocr2"] = {
+    "encoder_config": {**_TOWER, "num_key_value_heads": 2},
+    "sam_config": {**_TOWER, "image_size": 56, "output_channels": 8, "mlp_dim": 64, "global_attn_indexes": [0]},
+}
+_VISION["ernie4_5_vl"] = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64}
+_VISION["molmo2"] = {**_TOWER, "num_key_value_heads": 2, "head_dim": 16, "image_size": [28, 28]}
+_VISION["muse_glimmer"] = _TOWER
+_VISION["phi4_multimodal"] = {**_TOWER, "image_size": 28, "crop_size": 28}
 _AUDIO: dict[str, dict[str, Any]] = {
     "voxtral": {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 128},
     "qwen2_omni": {
         "encoder_layers": 1, "d_model": 32, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "output_dim": 64,
     },
+}  # fmt: skip
+_AUDIO["phi4_multimodal"] = {
+    "num_blocks": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "nemo_conv_channels": 32,
 }  # fmt: skip
 _AUDIO["qwen3_omni"] = {**_AUDIO["qwen2_omni"], "downsample_hidden_size": 16}
 _TEXT_OF = {
@@ -188,11 +223,33 @@ _TEXT_OF = {
     "lighton_ocr": "qwen3",
     "fast_vlm": "qwen2",
     "granite4_vision": "granite",
+    "aria": "aria_text",
+    "perception_lm": "llama",
+    "video_llama3": "qwen2",
+    "janus": "llama",
+    "deepseek_vl": "llama",
+    "deepseek_vl_hybrid": "llama",
+    "hyperclovax_vision": "hyperclovax",
+    "qianfan_ocr": "qwen3",
+    "granite_docling": "granite",
+    "deepseek_ocr2": "deepseek_ocr2_text",
+    "ernie4_5_vl": "ernie4_5_vl_text",
+    "molmo2": "molmo2_text",
+    "muse_glimmer": "muse_glimmer_text",
 }
 # The text parts of these are of a family that their config.json names.
-_NAMED = ("mistral3", "llava", "internvl", "aya_vision", "idefics3", "voxtral", "got_ocr2", "lighton_ocr", "fast_vlm")
+_NAMED = (
+    "mistral3", "llava", "internvl", "aya_vision", "idefics3", "voxtral", "got_ocr2", "lighton_ocr", "fast_vlm",
+    "perception_lm", "video_llama3", "janus", "deepseek_vl", "deepseek_vl_hybrid", "hyperclovax_vision", "qianfan_ocr",
+)  # fmt: skip
 # What these have beside their parts.
-_WHOLE: dict[str, dict[str, Any]] = {"granite4_vision": {"deepstack_layer_map": [[0, 0]], "downsample_rate": "1/2"}}
+_WHOLE: dict[str, dict[str, Any]] = {
+    "granite4_vision": {"deepstack_layer_map": [[0, 0]], "downsample_rate": "1/2"},
+    "janus": {"vq_config": {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "projection_dim": 32}},
+    "deepseek_vl_hybrid": {"high_res_vision_config": _VISION["got_ocr2"]},
+    "molmo2": {"adapter_config": {**_TOWER, "num_key_value_heads": 2, "head_dim": 16, "text_hidden_size": 64}},
+}
+_WHOLE["molmo2"]["adapter_config"]["vision_feature_layer"] = [0]
 VOCAB_SIZE = 512
 _REFERENCE = "reference"  # folder, in that of a model, of the model that transformers computes in its place
 # Of logits in float32: a token so little behind the best is as right, because the batch decides how sums are rounded.
@@ -390,6 +447,21 @@ def make_model(
         fields["num_key_value_heads"] = 4
     if kind == "qwen2_moe":
         fields["shared_expert_intermediate_size"] = 56
+    if kind == "aria_text":
+        fields |= {"intermediate_size": 40, "moe_num_experts": 6, "pad_token_id": None}
+    if kind == "deepseek_ocr2_text":
+        fields |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+        fields["mlp_layer_types"] = ["dense", "sparse"]
+    if kind == "ernie4_5_vl_text":
+        fields |= {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": [40, 24]}
+        fields["rope_parameters"]["mrope_section"] = [3, 3, 2]
+    if kind == "molmo2_text":
+        # transformers writes the embedding in halves.
+        fields |= {"head_dim": 16, "additional_vocab_size": VOCAB_SIZE}
+    if kind == "muse_glimmer_text":
+        fields |= {"head_dim": 16, "num_hidden_layers": 5, "sliding_window": 19, "output_multiplier": 0.5}
+    if kind == "phi4_multimodal":
+        fields |= {"pad_token_id": None, "vision_config": _VISION[kind], "audio_config": _AUDIO[kind]}
     fields |= overrides
     if family in _TEXT_OF:
         text = {**fields, "model_type": kind} if family in _NAMED else fields
@@ -416,11 +488,12 @@ def make_model(
             elif name.endswith("router.gate.weight"):
                 parameter.normal_(std=INITIALIZER_RANGE)
     model.save_pretrained(folder, max_shard_size=shard_size or "1GB")
-    if family == "kimi_k25":
+    if family in ("kimi_k25", "qianfan_ocr"):
         # transformers writes the layers of the text part by the name that those of the vision part have.
         [path] = folder.glob("*.safetensors")
+        written = "blocks" if family == "kimi_k25" else "encoder.layers"
         tensors = load_file(path)
-        save_file({name.replace("language_model.model.blocks.", "language_model.model.layers."): tensor
+        save_file({name.replace(f"language_model.model.{written}.", "language_model.model.layers."): tensor
                    for name, tensor in tensors.items()}, path, {"format": "pt"})  # fmt: skip
     make_tokenizer().save_pretrained(folder)
     return folder

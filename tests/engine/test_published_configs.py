@@ -13,10 +13,13 @@ from baton_engine.models.cohere2_moe import Cohere2MoeConfig
 from baton_engine.models.deepseek_v2 import DeepseekConfig
 from baton_engine.models.gemma3n import Gemma3nConfig
 from baton_engine.models.gemma4_config import Gemma4Config
+from baton_engine.models.granite import GraniteConfig, Multipliers
 from baton_engine.models.hyperclovax import HyperClovaXConfig
 from baton_engine.models.llama import LlamaConfig
 from baton_engine.models.llama4 import Llama4Config
 from baton_engine.models.minicpm3 import MiniCpm3Config
+from baton_engine.models.molmo2 import Molmo2Config
+from baton_engine.models.muse_glimmer import MuseGlimmerConfig
 from baton_engine.models.nanochat import NanoChatConfig
 from baton_engine.models.registry import parse_model_config
 from baton_engine.models.sparse_config import SparseConfig
@@ -821,6 +824,110 @@ def test_text_parts_that_are_named_by_their_type() -> None:
             parse("InternVLChatModel", llm_config={**SIZES, "model_type": kind})
     with pytest.raises(ConfigError, match="llm_config"):
         parse("InternVLChatModel", llm_config="qwen2")
+
+
+def test_defaults_of_text_parts() -> None:
+    docling = parse_model_config({"architectures": ["GraniteDoclingForConditionalGeneration"], "text_config": {}})
+    assert isinstance(docling, GraniteConfig)
+    assert (docling.vocab_size, docling.hidden_size, docling.num_kv_heads, docling.head_dim) == (133800, 1024, 4, 64)
+    assert docling.multipliers == Multipliers(12.0, 0.263, 4.0)
+    assert (docling.tie_word_embeddings, docling.attention[0].scale) == (True, 0.015625)
+    factors = {"type": "su", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    phi: dict[str, Any] = {"architectures": ["Phi4MultimodalForCausalLM"], "partial_rotary_factor": 1.0}
+    config = parse_model_config({**phi, "rope_scaling": {**factors, "type": "longrope"}})
+    assert isinstance(config, LlamaConfig)
+    assert (config.num_layers, config.num_kv_heads, config.max_position_embeddings) == (32, 8, 131072)
+    assert (config.rope.type, config.rope.original_max_position_embeddings) == ("longrope", 4096)
+    assert (config.eos_token_ids, config.tie_word_embeddings) == ((199999, 200020), False)
+    with pytest.raises(ConfigError, match="rope type 'su'"):
+        parse_model_config({**phi, "rope_scaling": factors})
+    for architecture, tied in (
+        ("PerceptionLMForConditionalGeneration", False), ("JanusForConditionalGeneration", True),
+        ("DeepseekVLForConditionalGeneration", True), ("DeepseekVLHybridForConditionalGeneration", True),
+        ("VideoLlama3ForConditionalGeneration", False), ("QianfanOCRForConditionalGeneration", False),
+        ("HyperCLOVAXVisionV2ForConditionalGeneration", True), ("AriaForConditionalGeneration", False),
+    ):  # fmt: skip
+        config = parse(architecture, text_config=SIZES)
+        assert (config.tie_word_embeddings, config.qk_norm) == (tied, architecture.startswith("Qianfan"))
+
+
+def test_experts_of_text_parts() -> None:
+    text = {**SIZES, "moe_num_experts": 64, "moe_topk": 6, "rope_theta": 5e6}
+    aria = parse("AriaForConditionalGeneration", text_config=text)
+    assert isinstance(aria, SparseConfig)
+    assert (aria.num_experts, aria.routing.count, aria.expert_size, aria.shared_size) == (64, 6, 1024, 2048)
+    for name, other in (("mlp_bias", True), ("moe_intermediate_size", 1664), ("moe_topk", 65)):
+        with pytest.raises(ConfigError, match=name):
+            parse("AriaForConditionalGeneration", text_config={**text, name: other})
+    ocr: dict[str, Any] = {
+        **SIZES, "first_k_dense_replace": 1, "moe_intermediate_size": 896, "n_group": 1, "n_routed_experts": 64,
+        "n_shared_experts": 2, "num_experts_per_tok": 6, "topk_group": 1, "topk_method": "greedy",
+    }  # fmt: skip
+    config = parse("DeepseekOcr2ForConditionalGeneration", text_config=ocr)
+    assert isinstance(config, SparseConfig)
+    assert (config.dense_layers, config.shared_size, config.routing.normalize) == ({0}, 1792, False)
+    for name, value in (
+        ("mlp_bias", True), ("head_dim", 64), ("topk_method", "noaux_tc"), ("norm_topk_prob", True),
+        ("num_experts_per_tok", None), ("scoring_func", "sigmoid"), ("mlp_layer_types", ["dense"]),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=name):
+            parse("DeepseekOcr2ForConditionalGeneration", text_config={**ocr, name: value})
+    ernie: dict[str, Any] = {
+        "moe_num_experts": [64, 64], "moe_intermediate_size": [1536, 512], "moe_layer_start_index": [1, 1],
+        "moe_layer_end_index": [29, 28], "moe_layer_interval": 1, "moe_k": 6, "moe_num_shared_experts": 2,
+        "rope_scaling": {"mrope_section": [22, 22, 20], "type": "default"}, "rope_theta": 500000, "use_bias": False,
+    }  # fmt: skip
+    config = parse("Ernie4_5_VLMoeForConditionalGeneration", **ernie)
+    assert isinstance(config, SparseConfig)
+    assert (config.dense_layers, config.num_experts, config.expert_size, config.shared_size) == ({0}, 64, 1536, 3072)
+    assert (config.rope.type, config.rope.interleaved, config.tie_word_embeddings) == ("default", True, True)
+    for name, value in (
+        ("use_bias", True), ("rope_scaling", {"type": "yarn", "factor": 4.0}), ("moe_num_experts", []),
+        ("mlp_layer_types", ["dense"]),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match="type" if name == "rope_scaling" else name):
+            parse("Ernie4_5_VLMoeForConditionalGeneration", **{**ernie, name: value})
+
+
+def test_molmo_2() -> None:
+    text: dict[str, Any] = {
+        **SIZES, "additional_vocab_size": 128, "head_dim": 128, "hidden_act": "silu", "layer_norm_eps": 1e-5,
+        "model_type": "molmo2_text", "norm_after": False, "qk_norm_type": "qwen3", "qkv_bias": True, "rope_theta": 1e6,
+        "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192},
+        "rope_scaling_layers": [3, 7], "use_qk_norm": True,
+    }  # fmt: skip
+    config = parse("Molmo2ForConditionalGeneration", text_config=text)
+    assert isinstance(config, Molmo2Config)
+    assert (config.rms_norm_eps, config.qkv_bias, config.output_bias, config.norm_after) == (1e-5, True, False, False)
+    ropes = [rope.type for layer in range(8) if (rope := config.rope_of(layer))]
+    assert ropes == (["default"] * 3 + ["yarn"]) * 2
+    all_layers = parse("Molmo2ForConditionalGeneration", text_config={**text, "rope_scaling_layers": None})
+    assert {all_layers.rope_of(layer) for layer in range(8)} == {config.rope}
+    with pytest.raises(ConfigError, match="qk_norm_type"):
+        parse("Molmo2ForConditionalGeneration", text_config={**text, "qk_norm_type": "gemma"})
+    with pytest.raises(ConfigError, match="use_qk_norm"):
+        parse("Molmo2ForConditionalGeneration", text_config={**text, "use_qk_norm": False})
+
+
+def test_muse_glimmer() -> None:
+    config = parse_model_config({"architectures": ["MuseGlimmerForConditionalGeneration"], "text_config": {}})
+    assert isinstance(config, MuseGlimmerConfig)
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (52, 32, 2, 128)
+    assert config.sliding_windows == (2048, 2048, 2048, None) * 13
+    assert config.rotated == {layer for layer in range(52) if layer % 4 != 3}
+    text: dict[str, Any] = {**SIZES, "num_hidden_layers": 6, "rope_parameters": {"rope_theta": 5e5}}
+    config = parse_model_config(
+        {"architectures": ["MuseGlimmerForConditionalGeneration"], "text_config": {**text, "sliding_window": 64}}
+    )
+    assert isinstance(config, MuseGlimmerConfig)
+    assert config.sliding_windows == (64, None, 64, 64, 64, None)
+    assert config.rotated == {0, 2, 3, 4}
+    for name, value in (
+        ("final_logit_softcapping", 0.0), ("layer_rope_theta", [1e4] * 6), ("layer_rope_theta", [0]),
+        ("hidden_activation", "gelu"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match="hidden_act" if name == "hidden_activation" else name):
+            parse("MuseGlimmerForConditionalGeneration", text_config={**text, name: value})
 
 
 def test_glm_4v() -> None:

@@ -76,6 +76,19 @@ class Embedding:
         return self._ranks.sum(x)
 
 
+class JoinedEmbedding(Embedding):
+    """The vectors of the first tokens of two tensors, of which the second continues the first (Molmo 2)."""
+
+    def _take(self) -> torch.Tensor:
+        parts, first = [], 0
+        for name in ("embedding", "new_embedding"):
+            size = self._source.stored_shape(name)[0]
+            rows = slice(*(min(max(row - first, 0), size) for row in (self._own.start, self._own.stop)))
+            parts.append(self._source.take(name, (size, self.shape[1]), (rows,)))
+            first += size
+        return torch.cat(parts)
+
+
 class LearnedPositions:
     """The vectors of the positions 0 to count - 1. offset: how many rows the checkpoint has before that of position
     0."""

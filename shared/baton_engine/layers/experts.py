@@ -23,7 +23,8 @@ _WEIGHTS = ("weight", "weight_packed", "qweight")
 class Router:
     """Chooses the experts of each token, as baton_kernels.reference.routing.route_reference does.
 
-    correction: [experts] float32, added to the scores for the choice; None = 0.
+    correction: [experts] float32, added to the scores for the choice; None = 0. transposed: the checkpoint stores the
+    weight as [inputs, experts].
     """
 
     inputs: Inputs = NormedNumbers(_MOST_NORMED)
@@ -37,8 +38,11 @@ class Router:
         *,
         bias: bool = False,
         correction: torch.Tensor | None = None,
+        transposed: bool = False,
     ) -> None:
-        self._weight = source.take("weight", (experts, hidden))
+        shape = (hidden, experts) if transposed else (experts, hidden)
+        stored = source.take("weight", shape)
+        self._weight = stored.T.contiguous() if transposed else stored
         self._bias = source.take("bias", (experts,)) if bias else None
         self._correction = correction
         own = source.own_experts(experts)

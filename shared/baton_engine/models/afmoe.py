@@ -1,21 +1,18 @@
 """Trinity (Arcee AI, 2025): gates of attention, norms around each block, experts chosen by sigmoids, and rotation where
 a layer has a window."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
-from baton_engine.layers.gated_attention import GatedAttention
-from baton_engine.layers.linear import Linear
 from baton_engine.layers.rope import Rope
-from baton_engine.shard import Heads
 from baton_engine.source import Source
 from baton_kernels.reference.routing import Routing
 
 from .deepseek_experts import DeepseekExpertsLayer
+from .gated_layer import GatedLayer
 from .llama import Defaults, Llama, LlamaConfig, read_llama_config
 from .normed_around import NormedAround
 from .sliding_windows import windows_in_turn
@@ -38,18 +35,10 @@ class AfmoeConfig(SparseConfig, frozen=True, kw_only=True):
         return None if self.attention[layer].window is None else self.rope
 
 
-class AfmoeLayer(NormedAround, DeepseekExpertsLayer):
+class AfmoeLayer(NormedAround, GatedLayer, DeepseekExpertsLayer):
     norms = ("input_layernorm", "pre_mlp_layernorm")
     post_norms = ("post_attention_layernorm", "post_mlp_layernorm")
     router = "router.gate"
-
-    def make_attention(
-        self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
-    ) -> Callable[[Any, Context], torch.Tensor]:
-        output, norms = self.attended(config, source), self.qk_norms(config, source)
-        size, shard = config.num_heads * config.head_dim, Heads(source.ranks, config.head_dim)
-        gate = Linear(source, ["gate_proj"], [size], config.hidden_size, shard=shard)
-        return GatedAttention(config, layer, source, self.qkv(config, source), gate, output, rotary, norms)
 
     def correction(self, config: SparseConfig, source: Source) -> torch.Tensor | None:
         return source.take("expert_bias", (config.num_experts,), dtype=torch.float32)

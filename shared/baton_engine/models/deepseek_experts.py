@@ -18,10 +18,11 @@ from .sparse_config import SparseConfig
 class DeepseekExpertsLayer(LlamaLayer):
     """A Llama layer with such experts, unless the config names it among the dense ones.
 
-    router, shared: the names of the router and of the expert that all tokens use.
+    router, shared: the names of the router and of the expert that all tokens use. router_transposed: as in Router.
     """
 
     router = "gate"
+    router_transposed = False
     shared = "shared_experts"
 
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
@@ -30,8 +31,9 @@ class DeepseekExpertsLayer(LlamaLayer):
             return super().make_mlp(config, source, layer)
         source, count, hidden = source.at("mlp"), config.num_experts, config.hidden_size
         router = Router(
-            source.at(self.router), config.routing, count, hidden, correction=self.correction(config, source)
-        )
+            source.at(self.router), config.routing, count, hidden, correction=self.correction(config, source),
+            transposed=self.router_transposed,
+        )  # fmt: skip
         held = self.load_experts(config, source.at("experts"))
         experts, size = ExpertMlp(router, held, source.ranks), config.shared_size
         if not size:

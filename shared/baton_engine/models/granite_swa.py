@@ -72,10 +72,11 @@ def _facts(file: ConfigFile) -> dict[str, Any]:
         "sliding_attention" if layer % 4 else "full_attention" for layer in range(layers)
     ]
     windows = tuple(window if kind == "sliding_attention" else None for kind in types)
-    return {"windows": windows, "sinks": True, "thetas": _thetas(file, layers)}
+    return {"windows": windows, "sinks": True, "thetas": read_thetas(file, layers)}
 
 
-def _thetas(file: ConfigFile, layers: int) -> tuple[float, ...]:
+def read_thetas(file: ConfigFile, layers: int) -> tuple[float, ...]:
+    """Return layer_rope_theta: that of each layer, 0 = the layer does not rotate; empty when the field is absent."""
     given = file.fields.get("layer_rope_theta") or []
     numbers = isinstance(given, list) and all(isinstance(theta, int | float) and theta >= 0 for theta in given)
     if not numbers or len(given) not in (0, layers):

@@ -147,13 +147,14 @@ class LlamaLayer:
     """Attention and an MLP, each after a norm that also adds the previous output to the residual.
 
     blocks: the names of attention and of the MLP. norms: those of the norms before them. output, head_norms: those of
-    attention's last projection and of the norms of its query and key heads.
+    attention's last projection and of the norms of its query and key heads. down: that of the MLP's last projection.
     """
 
     blocks = ("self_attn", "mlp")
     norms = ("input_layernorm", "post_attention_layernorm")
     output = "o_proj"
     head_norms = ("q_norm", "k_norm")
+    down = "down_proj"
 
     def __init__(
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
@@ -186,7 +187,7 @@ class LlamaLayer:
         """Return the MLP: [T, hidden] in the form of its `inputs` to [T, hidden]."""
         source = source.at(self.blocks[1])
         inner, shard = config.intermediate_size, Rows(source.ranks)
-        down = Linear(source, ["down_proj"], [config.hidden_size], inner, bias=config.mlp_bias, shard=shard)
+        down = Linear(source, [self.down], [config.hidden_size], inner, bias=config.mlp_bias, shard=shard)
         return GatedMlp(self.gate_up(config, source), down, config.activation)
 
     def qkv(self, config: LlamaConfig, source: Source) -> Callable[[Any], torch.Tensor]:
@@ -239,7 +240,7 @@ class Llama(ResidualDecoder):
     def __init__(self, config: LlamaConfig, source: Source, max_positions: int) -> None:
         super().__init__(source)
         inside, source = self.parts(source)
-        self.embedding = Embedding(inside.at(self.embedding_name), config.vocab_size, config.hidden_size)
+        self.embedding = self.make_embedding(config, inside.at(self.embedding_name))
         numbers = source.stage.layers(config.num_layers)
         rotary: dict[Rope | None, tuple[torch.Tensor, torch.Tensor] | None] = {None: None}
         for rope in filter(None, map(config.rope_of, numbers)):
@@ -251,6 +252,9 @@ class Llama(ResidualDecoder):
         ]
         self.norm = self.make_norm(config, inside)
         self.head = self.make_head(config, source)
+
+    def make_embedding(self, config: LlamaConfig, source: Source) -> Embedding:
+        return Embedding(source, config.vocab_size, config.hidden_size)
 
     def make_norm(self, config: LlamaConfig, source: Source) -> RmsNorm | LayerNorm:
         """Return the norm after the last layer."""

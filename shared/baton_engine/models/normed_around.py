@@ -13,7 +13,7 @@ from .llama import LlamaConfig, LlamaLayer
 
 
 class NormedAround(LlamaLayer):
-    """post_norms: the names of the norms after attention and after the MLP."""
+    """A Llama layer with norms after its blocks, too. post_norms: the names of those after attention and the MLP."""
 
     post_norms = ("post_self_attn_layernorm", "post_mlp_layernorm")
 
@@ -21,8 +21,14 @@ class NormedAround(LlamaLayer):
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> None:
         super().__init__(config, source, layer, rotary)
-        hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.attended_norm, self.post_mlp_norm = (RmsNorm(source.at(name), hidden, eps) for name in self.post_norms)
+        hidden, eps, offset = config.hidden_size, self.post_eps(config), config.norm_offset
+        self.attended_norm, self.post_mlp_norm = (
+            RmsNorm(source.at(name), hidden, eps, offset) for name in self.post_norms
+        )
+
+    def post_eps(self, config: LlamaConfig) -> float:
+        """Return the epsilon of the norms after blocks."""
+        return config.rms_norm_eps
 
     def __call__(self, x: OutputRows, residual: torch.Tensor | None, ctx: Context) -> tuple[Any, torch.Tensor]:
         """As LlamaLayer does. The norm of the result is left to the next norm."""

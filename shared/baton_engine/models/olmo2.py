@@ -53,16 +53,18 @@ class NormedQkv:
 
 
 class NormedAfterLayer(LlamaLayer):
-    """A layer with a norm after each block and none before it."""
+    """A layer with a norm after each block and none before it. post_norms: their names."""
+
+    post_norms = ("post_attention_layernorm", "post_feedforward_layernorm")
 
     def __init__(
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> None:
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.attention = self.make_attention(config, source.at("self_attn"), layer, rotary)
-        self.attended_norm = RmsNorm(source.at("post_attention_layernorm"), hidden, eps)
+        self.attended_norm = RmsNorm(source.at(self.post_norms[0]), hidden, eps)
         self.mlp = self.make_mlp(config, source, layer)
-        self.post_mlp_norm = RmsNorm(source.at("post_feedforward_layernorm"), hidden, eps)
+        self.post_mlp_norm = RmsNorm(source.at(self.post_norms[1]), hidden, eps)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context

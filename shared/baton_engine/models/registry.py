@@ -100,12 +100,17 @@ MODELS = {
     "GraniteMoeSWAForCausalLM": ("granite_swa", "GraniteMoeSwa"),
     "BioGptForCausalLM": ("biogpt", "BioGpt"),
     "GPTNeoXJapaneseForCausalLM": ("gpt_neox_japanese", "GptNeoXJapanese"),
+    "AriaTextForCausalLM": ("aria", "Aria"),
     # The text parts of larger models, which have no architecture of their own.
     "Qwen3VLMoeTextModel": ("qwen3_vl_moe", "Qwen3VlMoe"),
     "Glm4vTextModel": ("glm4v", "Glm4v"),
     "Glm4vMoeTextModel": ("glm4v", "Glm4vMoe"),
     "GlmOcrTextModel": ("glm4v", "GlmOcr"),
     "PaddleOCRTextModel": ("ernie4_5", "PaddleOcr"),
+    "DeepseekOcr2TextModel": ("deepseek_ocr2", "DeepseekOcr2"),
+    "Ernie4_5_VLMoeTextModel": ("ernie4_5_vl", "Ernie45Vl"),
+    "Molmo2TextModel": ("molmo2", "Molmo2"),
+    "MuseGlimmerTextModel": ("muse_glimmer", "MuseGlimmer"),
 }
 
 

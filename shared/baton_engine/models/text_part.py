@@ -34,6 +34,16 @@ TEXT_PARTS: dict[str, str] = {
     "GlmOcrForConditionalGeneration": "GlmOcrTextModel",
     "HunYuanVLForConditionalGeneration": "HunYuanDenseV1ForCausalLM",
     "PaddleOCRVLForConditionalGeneration": "PaddleOCRTextModel",
+    "HyperCLOVAXVisionV2ForConditionalGeneration": "HyperCLOVAXForCausalLM",
+    "GraniteDoclingForConditionalGeneration": "GraniteForCausalLM",
+    "AriaForConditionalGeneration": "AriaTextForCausalLM",
+    "DeepseekOcr2ForConditionalGeneration": "DeepseekOcr2TextModel",
+    "Ernie4_5_VLMoeForConditionalGeneration": "Ernie4_5_VLMoeTextModel",
+    "Ernie4_5_VL_MoeForConditionalGeneration": "Ernie4_5_VLMoeTextModel",
+    "Molmo2ForConditionalGeneration": "Molmo2TextModel",
+    "MuseGlimmerForConditionalGeneration": "MuseGlimmerTextModel",
+    # The weights of its adapters for images and sound are apart.
+    "Phi4MultimodalForCausalLM": "Phi3ForCausalLM",
 }
 # Kinds of models whose text_config names one of many families, with the model_type to assume if there is none.
 ANY_TEXT_PART: dict[str, str] = {
@@ -61,6 +71,12 @@ ANY_TEXT_PART: dict[str, str] = {
     "LightOnOcrForConditionalGeneration": "qwen3",
     "LightOnOCRForConditionalGeneration": "qwen3",
     "Granite4VisionForConditionalGeneration": "granite4_vision_text",
+    "PerceptionLMForConditionalGeneration": "llama",
+    "VideoLlama3ForConditionalGeneration": "qwen2",
+    "JanusForConditionalGeneration": "llama",
+    "DeepseekVLForConditionalGeneration": "llama",
+    "DeepseekVLHybridForConditionalGeneration": "llama",
+    "QianfanOCRForConditionalGeneration": "qwen3",
 }
 _FAMILIES = {
     "llama": "LlamaForCausalLM",
@@ -97,18 +113,40 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_theta": 1e8,
         "head_dim": 128,
     },
+    "GraniteDoclingForConditionalGeneration": {
+        **dict(zip(_SIZES, (133800, 1024, 2048, 28, 16), strict=True)),
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+        "embedding_multiplier": 12.0,
+        "logits_scaling": 4.0,
+        "residual_multiplier": 0.263,
+        "attention_multiplier": 0.015625,
+    },
+    "Phi4MultimodalForCausalLM": {
+        **dict(zip(_SIZES, (200064, 3072, 8192, 32, 32), strict=True)),
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "original_max_position_embeddings": 4096,
+        "eos_token_id": [199999, 200020],
+    },
 }
 # Architectures whose head is tied to the embedding unless config.json says otherwise.
 _TIED = (
     "InternVLForConditionalGeneration", "Ovis2ForConditionalGeneration", "AyaVisionForConditionalGeneration",
     "Cohere2VisionForConditionalGeneration", "HunYuanVLForConditionalGeneration", "PaddleOCRVLForConditionalGeneration",
     "GotOcr2ForConditionalGeneration", "LightOnOcrForConditionalGeneration", "LightOnOCRForConditionalGeneration",
+    "HyperCLOVAXVisionV2ForConditionalGeneration", "GraniteDoclingForConditionalGeneration",
+    "Ernie4_5_VLMoeForConditionalGeneration", "Ernie4_5_VL_MoeForConditionalGeneration",
+    "JanusForConditionalGeneration", "DeepseekVLForConditionalGeneration", "DeepseekVLHybridForConditionalGeneration",
 )  # fmt: skip
 # Where checkpoints have the embedding and the layers, and where the head.
 _PLACES = (
     ("language_model.model", "language_model"), ("model.language_model", None), ("thinker.model", "thinker"),
-    ("model.text_model", None), ("model", None),
+    ("model.text_model", None), ("model", None), ("model.language_model.model", "model.language_model"),
+    ("model.transformer", None),
 )  # fmt: skip
+_EMBEDDINGS = ("embed_tokens.weight", "wte.embedding")
 _OF_THE_WHOLE = ("eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
 
 
@@ -119,8 +157,9 @@ class _TextPart:
 
     def parts(self, source: Source) -> tuple[Source, Source]:
         for inside, outside in _PLACES:
-            if f"{inside}.embed_tokens.weight" in source:
-                return source.at(inside), source if outside is None else source.at(outside)
+            if any(f"{inside}.{name}" in source for name in _EMBEDDINGS):
+                head_place = inside if f"{inside}.lm_head.weight" in source else outside
+                return source.at(inside), source if head_place is None else source.at(head_place)
         raise ConfigError("the checkpoint has no tensor embed_tokens.weight of a language model")
 
     def make_head(self, config: Any, source: Source) -> Head:
