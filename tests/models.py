@@ -118,6 +118,7 @@ _CLASSES = {
     "fast_vlm": ("FastVlmConfig", "FastVlmForConditionalGeneration"),
     "granite4_vision": ("Granite4VisionConfig", "Granite4VisionForConditionalGeneration"),
     "aria_text": ("AriaTextConfig", "AriaTextForCausalLM"),
+    "longcat_flash": ("LongcatFlashConfig", "LongcatFlashForCausalLM"),
     "aria": ("AriaConfig", "AriaForConditionalGeneration"),
     "perception_lm": ("PerceptionLMConfig", "PerceptionLMForConditionalGeneration"),
     "video_llama3": ("VideoLlama3Config", "VideoLlama3ForConditionalGeneration"),
@@ -449,6 +450,12 @@ def make_model(
         fields["shared_expert_intermediate_size"] = 56
     if kind == "aria_text":
         fields |= {"intermediate_size": 40, "moe_num_experts": 6, "pad_token_id": None}
+    if kind == "longcat_flash":
+        fields |= {"num_layers": fields.pop("num_hidden_layers"), "ffn_hidden_size": fields.pop("intermediate_size")}
+        fields |= {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8}
+        fields |= {"v_head_dim": 12, "head_dim": 8, "n_routed_experts": 6, "zero_expert_num": 3, "moe_topk": 3}
+        fields |= {"expert_ffn_hidden_size": 40, "routed_scaling_factor": 2.0}
+        fields.pop("num_key_value_heads")
     if kind == "deepseek_ocr2_text":
         fields |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
         fields["mlp_layer_types"] = ["dense", "sparse"]

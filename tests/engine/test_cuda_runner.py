@@ -82,6 +82,10 @@ def make_requests(seed: int) -> list[Request]:
         "gpt_oss",
         "glm4_moe",
         "deepseek_v3",
+        "ernie4_5_vl",
+        "longcat_flash",
+        "molmo2",
+        "muse_glimmer",
     ],
 )
 def test_same_tokens_of_other_families(tiny_model: MakeModel, family: str, monkeypatch: pytest.MonkeyPatch) -> None:

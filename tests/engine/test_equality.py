@@ -486,6 +486,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite4-vision": ("granite4_vision", {"embedding_multiplier": 3.0, "attention_multiplier": 0.1}),
     "aria": ("aria", {"attention_bias": True, "moe_num_shared_experts": 1}),
     "aria-text": ("aria_text", {"rope": "linear", "tie_word_embeddings": True}),
+    "longcat-flash": ("longcat_flash", {}),
+    "longcat-flash-yarn": ("longcat_flash", {"rope": "yarn of DeepSeek", "zero_expert_num": 0}),
     "perception-lm": ("perception_lm", {"rope": "llama3"}),
     "video-llama3": ("video_llama3", {}),
     "janus": ("janus", {"num_key_value_heads": 4}),

@@ -33,7 +33,7 @@ FAMILIES = (
     "deepseek-v2-groups", "deepseek-v3-groups", "ernie4-5-moe", "minimax-m2", "dots1", "exaone-moe",
     "flex-olmo", "kimi-k2-5", "granitemoe-shared", "qwen3-vl-moe", "hunyuan-moe", "phimoe-biases", "dbrx", "llama4",
     "afmoe", "hy3", "axk1", "granite-swash-experts", "mistral4", "command-a-plus", "gemma4-experts-untied",
-    "aria", "ernie4-5-vl",
+    "aria", "ernie4-5-vl", "longcat-flash",
 )  # fmt: skip
 PROMPTS = [make_prompt(length, seed=3) for length in (17, 50)]
 SHORT_PROMPTS = [prompt[:20] for prompt in PROMPTS]  # for kernels in the interpreter

@@ -17,6 +17,7 @@ from baton_engine.models.granite import GraniteConfig, Multipliers
 from baton_engine.models.hyperclovax import HyperClovaXConfig
 from baton_engine.models.llama import LlamaConfig
 from baton_engine.models.llama4 import Llama4Config
+from baton_engine.models.longcat_flash import LongcatFlashConfig
 from baton_engine.models.minicpm3 import MiniCpm3Config
 from baton_engine.models.molmo2 import Molmo2Config
 from baton_engine.models.muse_glimmer import MuseGlimmerConfig
@@ -887,6 +888,29 @@ def test_experts_of_text_parts() -> None:
     ):  # fmt: skip
         with pytest.raises(ConfigError, match="type" if name == "rope_scaling" else name):
             parse("Ernie4_5_VLMoeForConditionalGeneration", **{**ernie, name: value})
+
+
+def test_longcat_flash() -> None:
+    fields: dict[str, Any] = {
+        "attention_bias": False, "attention_method": "MLA", "expert_ffn_hidden_size": 2048, "ffn_hidden_size": 12288,
+        "hidden_size": 6144, "kv_lora_rank": 512, "mla_scale_kv_lora": True, "mla_scale_q_lora": True, "moe_topk": 12,
+        "n_routed_experts": 512, "num_attention_heads": 64, "num_layers": 28, "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 1e7, "router_bias": False,
+        "routed_scaling_factor": 6.0, "v_head_dim": 128, "vocab_size": 131072, "zero_expert_num": 256,
+        "zero_expert_type": "identity",
+    }  # fmt: skip
+    config = parse_model_config({"architectures": ["LongcatFlashForCausalLM"], **fields})
+    assert isinstance(config, LongcatFlashConfig)
+    assert (config.num_layers, config.num_experts, config.identities, config.routing.count) == (56, 512, 256, 12)
+    assert (config.latent.scale, config.latent_scale) == (192**-0.5 * 2, 12**0.5)
+    assert (config.rope.theta, config.routing.scale, config.mlp_units) == (1e7, 6.0, 12288 + 12 * 2048 / 2)
+    assert parse_model_config({"architectures": ["LongcatFlashForCausalLM"]}) == config
+    for name, value in (
+        ("router_bias", True), ("zero_expert_type", "copy"), ("attention_method", "GQA"), ("mla_scale_q_lora", False),
+        ("qk_head_dim", 64), ("head_dim", 128), ("attention_bias", True),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=name):
+            parse_model_config({"architectures": ["LongcatFlashForCausalLM"], **fields, name: value})
 
 
 def test_molmo_2() -> None:

@@ -51,7 +51,7 @@ FAMILIES = (
     "glm-ocr", "paddleocr-vl", "biogpt", "gpt-neox-japanese",
     "gemma4-tied", "gemma4-values-biases", "gemma4-experts-untied", "gemma4-and-images",
     "gemma4-small", "gemma4-small-one-key", "gemma3n", "gemma3n-untied-sizes",
-    "aria", "deepseek-ocr2-groups", "ernie4-5-vl", "molmo2", "molmo2-olmo", "muse-glimmer-biases",
+    "aria", "longcat-flash", "deepseek-ocr2-groups", "ernie4-5-vl", "molmo2", "molmo2-olmo", "muse-glimmer-biases",
 )  # fmt: skip
 
 

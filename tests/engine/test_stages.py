@@ -47,6 +47,14 @@ def test_every_family_gives_the_tokens_of_transformers(tiny_model: MakeModel, di
         assert_idle(engine)
 
 
+def test_no_stage_ends_between_the_attentions_of_a_layer(tiny_model: MakeModel, divided: MakeEngine) -> None:
+    folder = tiny_model("longcat_flash", num_layers=3)
+    with pytest.raises(ConfigError, match="must divide the 3 layers"):
+        divided(folder, 1, pipeline_parallel=2)
+    engine, prompt = divided(folder, 1, pipeline_parallel=3), make_prompt(20, seed=3)
+    assert is_greedy(folder, prompt, generate(engine, [make_request(0, prompt, 8)]).tokens[0, 0])
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_choices_caches_preemption_and_parameters(tiny_model: MakeModel, divided: MakeEngine, ranks: int) -> None:
     folder = tiny_model("qwen3", num_hidden_layers=3, use_sliding_window=True, sliding_window=13, layer_types=LAYERS)

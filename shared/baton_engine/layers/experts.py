@@ -45,7 +45,7 @@ class Router:
         self._weight = stored.T.contiguous() if transposed else stored
         self._bias = source.take("bias", (experts,)) if bias else None
         self._correction = correction
-        own = source.own_experts(experts)
+        own = source.own_experts(experts) if routing.own is None else routing.own
         self._routing = replace(routing, own=own) if len(own) < experts else routing
         self._ops = source.ops
 

@@ -49,8 +49,8 @@ class LatentAttention:
 
     low_rank: as in Queries. rotary: cosines and sines as rotary_tables returns them for rope_dim. interleaved: the
     projections return the two elements of each rotated pair side by side. scales: the factor of the queries at each
-    position, [positions]; None = 1 everywhere. Both ways of latent attention share one copy of the weights that turn
-    latents into keys and values.
+    position, [positions]; None = 1 everywhere. latent_scale: the factor of the latents after their norm. Both ways of
+    latent attention share one copy of the weights that turn latents into keys and values.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class LatentAttention:
         rotary: tuple[torch.Tensor, torch.Tensor],
         interleaved: bool,
         scales: torch.Tensor | None = None,
+        latent_scale: float = 1.0,
     ) -> None:
         own = head_part(heads, source.ranks)
         self._layer, self._heads, self._spec, self._ops = layer, own.stop - own.start, spec, source.ops
@@ -72,6 +73,8 @@ class LatentAttention:
         self._queries = Queries(source, spec, hidden, heads, low_rank)
         self.inputs = self._queries.inputs
         self._norm = RmsNorm(source.at("kv_a_layernorm"), spec.rank, _EPS)
+        if latent_scale != 1.0:
+            self._norm.weight = self._norm.weight * latent_scale
         outputs = spec.key_dim + spec.value_dim
         rows = slice(own.start * outputs, own.stop * outputs)
         up = source.weight("kv_b_proj", heads * outputs, spec.rank, rows=rows)

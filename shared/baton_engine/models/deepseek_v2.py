@@ -23,13 +23,14 @@ from .sparse_config import SparseConfig, read_grouped_routing
 class DeepseekConfig(SparseConfig, frozen=True, kw_only=True):
     """latent: the attention of all layers. low_rank: of the queries; None = they are made of the hidden state.
     corrected: the router has a correction of its scores. interleaved: as in LatentAttention. growth: of queries, as in
-    stepped_scales; 0 = none."""
+    stepped_scales; 0 = none. latent_scale: as in LatentAttention."""
 
     latent: LatentSpec
     low_rank: int | None
     corrected: bool
     interleaved: bool
     growth: float = 0.0
+    latent_scale: float = 1.0
 
     @property
     def rotary_dim(self) -> int:
@@ -66,7 +67,7 @@ class DeepseekLayer(DeepseekExpertsLayer):
             scales = stepped_scales(trained, config.growth, len(rotary[0]), source.dtype, source.device)
         return LatentAttention(
             source, layer, config.latent, hidden=config.hidden_size, heads=config.num_heads, low_rank=config.low_rank,
-            rotary=rotary, interleaved=config.interleaved, scales=scales,
+            rotary=rotary, interleaved=config.interleaved, scales=scales, latent_scale=config.latent_scale,
         )  # fmt: skip
 
     def correction(self, config: SparseConfig, source: Source) -> torch.Tensor | None:

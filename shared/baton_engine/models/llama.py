@@ -241,20 +241,28 @@ class Llama(ResidualDecoder):
         super().__init__(source)
         inside, source = self.parts(source)
         self.embedding = self.make_embedding(config, inside.at(self.embedding_name))
-        numbers = source.stage.layers(config.num_layers)
         rotary: dict[Rope | None, tuple[torch.Tensor, torch.Tensor] | None] = {None: None}
-        for rope in filter(None, map(config.rope_of, numbers)):
+        for rope in filter(None, map(config.rope_of, source.stage.layers(config.num_layers))):
             if rope not in rotary:
                 rotary[rope] = rotary_tables(rope, config.rotary_dim, max_positions, source.device)
-        self.layers = [
-            self.layer(config, inside.at(f"{self.layers_name}.{layer}"), layer, rotary[config.rope_of(layer)])
-            for layer in numbers
-        ]
+        self.layers = self.make_layers(config, inside, rotary)
         self.norm = self.make_norm(config, inside)
         self.head = self.make_head(config, source)
 
     def make_embedding(self, config: LlamaConfig, source: Source) -> Embedding:
         return Embedding(source, config.vocab_size, config.hidden_size)
+
+    def make_layers(
+        self,
+        config: LlamaConfig,
+        source: Source,
+        rotary: Mapping[Rope | None, tuple[torch.Tensor, torch.Tensor] | None],
+    ) -> list[Layer]:
+        """Return the layers of this stage. rotary: the tables of each rope."""
+        return [
+            self.layer(config, source.at(f"{self.layers_name}.{layer}"), layer, rotary[config.rope_of(layer)])
+            for layer in source.stage.layers(config.num_layers)
+        ]
 
     def make_norm(self, config: LlamaConfig, source: Source) -> RmsNorm | LayerNorm:
         """Return the norm after the last layer."""

@@ -101,6 +101,7 @@ MODELS = {
     "BioGptForCausalLM": ("biogpt", "BioGpt"),
     "GPTNeoXJapaneseForCausalLM": ("gpt_neox_japanese", "GptNeoXJapanese"),
     "AriaTextForCausalLM": ("aria", "Aria"),
+    "LongcatFlashForCausalLM": ("longcat_flash", "LongcatFlash"),
     # The text parts of larger models, which have no architecture of their own.
     "Qwen3VLMoeTextModel": ("qwen3_vl_moe", "Qwen3VlMoe"),
     "Glm4vTextModel": ("glm4v", "Glm4v"),
