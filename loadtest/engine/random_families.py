@@ -246,6 +246,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 352,
     },
     "axk1": {**LATENT, "q_lora_rank": 384, "n_routed_experts": 32, "n_group": 4, "topk_group": 2},
+    "longcat_flash": {
+        **LATENT,
+        "q_lora_rank": 384,
+        "num_layers": 3,
+        "n_routed_experts": 24,
+        "zero_expert_num": 8,
+        "moe_topk": 4,
+        "expert_ffn_hidden_size": 352,
+        "ffn_hidden_size": 2816,
+    },
+    "aria_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "intermediate_size": 352,
+        "moe_num_experts": 16,
+        "moe_topk": 4,
+    },
     "minicpm3": {**LATENT, "q_lora_rank": 384, "num_key_value_heads": 16, "tie_word_embeddings": False},
     "granite_swa": {
         "num_attention_heads": 8,
