@@ -646,6 +646,22 @@ def test_text_parts_within_other_parts(
     assert outputs[0] == outputs[1]
 
 
+def test_a_text_part_that_is_a_whole_model_within_another(tiny_model: MakeModel, tmp_path: Path) -> None:
+    """As HyperCLOVA X SEED Think was published."""
+    folder = tiny_model("hyperclovax_vision", **SHAPES["hyperclovax-vision"][1])
+    shutil.copytree(folder, tmp_path / "model")
+    inside, head = "model.language_model.", "model.language_model.lm_head.weight"
+    tensors = load_file(folder / "model.safetensors")
+    assert head in tensors
+    moved = {name if name == head else name.replace(inside, f"{inside}model."): each for name, each in tensors.items()}
+    save_file(moved, tmp_path / "model" / "model.safetensors")
+    outputs = [
+        generate(make_engine(each), [make_request(0, make_prompt(20), 20)]).tokens
+        for each in (folder, tmp_path / "model")
+    ]
+    assert outputs[0] == outputs[1]
+
+
 def test_longrope_beyond_the_original_context(tiny_model: MakeModel) -> None:
     """transformers chooses the factors by the present length, the engine by its longest. Beyond the original context
     they agree."""
