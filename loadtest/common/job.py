@@ -13,7 +13,7 @@ class Job:
     """task: "prepare", "rows" or "profile". shape: its name in reports. ours, vllm: the settings of these engines.
 
     weights_in_memory: Baton's engine loads random weights that no file holds. long: the rows of long prompts belong to
-    the rows, too. repeats: of each row; 0 = as the row says. profile: the folder for traces.
+    the rows, too. repeats: at least so many of each row. profile: the folder for traces.
     bandwidth, arithmetic: as in device.Card, for the limits; 0 = as measured.
     """
 

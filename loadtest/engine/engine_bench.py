@@ -151,7 +151,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--profile", type=Path, metavar="DIR", help="also trace our steps, and write the traces there")
     parser.add_argument("--deterministic", action="store_true", help="also run Baton's engine with --deterministic")
     parser.add_argument("--long", action="store_true", help="also long prompts and contexts, and uneven lengths")
-    parser.add_argument("--repeats", type=int, default=0, help="of each row; without this flag the row's own number")
+    parser.add_argument("--repeats", type=int, default=0, help="at least so many of each row")
     parser.add_argument("--quick", action="store_true", help="fewer rows, shorter runs")
     parser.add_argument("--scale", type=float, default=1.0, help="factor for lengths and numbers of requests")
     parser.add_argument("--seed", type=int, default=0)

@@ -9,4 +9,4 @@ from loadtest.engine.rows import Row, make_rows, select_rows
 
 def rows_of(job: Job) -> list[Row]:
     rows = make_rows(job.scale, job.quick) + (make_long_rows(job.scale) if job.long else [])
-    return [replace(row, repeats=job.repeats or row.repeats) for row in select_rows(rows, job.rows)]
+    return [replace(row, repeats=max(job.repeats, row.repeats)) for row in select_rows(rows, job.rows)]
