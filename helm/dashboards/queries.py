@@ -66,7 +66,7 @@ def count(expression: str, *by: str) -> str:
 
 
 def share(part: str, whole: str) -> str:
-    """Divide two sums that have the same labels. Without a whole there is no result, instead of NaN."""
+    """Divide two sums that have the same labels. If the whole is 0, there is no result instead of NaN."""
     return f"{part} / ({whole} > 0)"
 
 

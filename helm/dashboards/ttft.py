@@ -4,7 +4,7 @@ from .board import Board, Variable
 from .panels import SECONDS, SHARE, WIDTH, Query, heatmap_panel, lines
 from .queries import buckets, of_model, of_role, quantile, rate, share, shares, total
 
-# In the order of a request's way.
+# In the order in which a request passes through them.
 PARTS = ("prepare", "tokenize", "gateway_queue", "route", "prefill_queue", "prefill", "delivery")
 _PARTS = "ttft_part_seconds_bucket"
 

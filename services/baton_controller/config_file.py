@@ -14,10 +14,10 @@ _Weight = Annotated[int, msgspec.Meta(ge=1, le=100)]
 class CanarySpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, rename="camel"):
     """The steps of a canary's weight, and how much worse than stable it may be.
 
-    steps: percent of the model's traffic. generation: any value; changing it starts a canary that was rolled back
-    again. min_requests: how many each revision needs before a comparison. max_*_ratio: limit the ratio of the canary's
-    p95 to stable's, and also its average slowdown over the quantiles. max_error_rate_increase: the limit of the
-    difference between the shares of failed requests.
+    steps: percent of the model's traffic. generation: any value; changing it restarts a canary that was rolled back.
+    min_requests: how many each revision needs before a comparison. max_*_ratio: limit the ratio of the canary's p95 to
+    stable's, and also its average slowdown over the quantiles. max_error_rate_increase: the limit of the difference
+    between the shares of failed requests.
     """
 
     revision: _Name

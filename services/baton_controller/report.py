@@ -98,7 +98,7 @@ def _add(buckets: Buckets, sample: Sample) -> None:
 def _count(sample: Sample) -> float:
     value = float(sample.value)
     if not (math.isfinite(value) and 0 <= value <= MOST):
-        raise ValueError(f"{sample.name} is {value}, which is no count")
+        raise ValueError(f"{sample.name} is {value}, which is not a count")
     return value
 
 

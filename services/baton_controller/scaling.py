@@ -22,7 +22,7 @@ _SCALE_DOWN_WINDOW_S = 300.0  # as the default downscale stabilisation of a Hori
 _RELAPSE = 4.0  # times the shrink delay: growth within this time after a step down shows that the step was wrong
 _MAX_SHRINK_DELAY_S = 7200.0
 _SETTLE_S = 30.0  # between two steps down
-_START_S = 60.0  # that a new pod takes until it serves requests
+_START_S = 60.0  # until a new pod serves requests
 _MIN_SAMPLES = 2
 _MAX_GROWTH = 3.0  # times the live pods, in one step
 _LATE_GROWTH = 2.0  # the largest growth that lateness alone justifies, however long the queue is
@@ -197,7 +197,7 @@ class Scaling:
         counts = [float(sum(load.decoding)) for load in fresh]
         if _forecast(fresh, counts) <= _SHORT_QUEUE * counts[-1]:
             pressure = min(pressure, 1.0)
-        # Measured in full pods, because the number of pods may have changed within the window.
+        # Measured as a number of full pods, because the number of pods may have changed within the window.
         recent = [load for load in self._loads if load.time > self._loads[-1].time - _SCALE_DOWN_WINDOW_S]
         held = _p90(share * len(load.kv_use) for load in recent for share in load.kv_use)
         spread = _p90(float(count * len(load.kv_use)) for load in recent for count in load.decoding)
@@ -215,7 +215,7 @@ class Scaling:
         )
 
     def _with_prefill(self, decode: _Demand, prefill: _Demand, fresh: list[Load]) -> _Demand:
-        """Return decode's demand with the load that will reach it after prefill, which limits it now, has grown."""
+        """Return decode's demand with the load that will reach it when prefill, now the bottleneck, has grown."""
         if prefill.pressure <= 1 or not self._saturated(fresh):
             return decode
         more = min(prefill.growth, _LATE_GROWTH)

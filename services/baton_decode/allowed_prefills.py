@@ -47,7 +47,7 @@ def parse_entry(text: str) -> Entry:
 
 
 class AllowedPrefills:
-    """The entries, and the addresses of the names among them, which are current while `follow` runs."""
+    """The allowed entries. `follow` keeps the addresses of the names among them current."""
 
     def __init__(self, entries: Iterable[Entry], own: str) -> None:
         """own: the address at which this pod itself listens, host:port, to which it never links."""

@@ -27,7 +27,7 @@ _MOST_REASON = 200
 
 
 class _Pair(msgspec.Struct):
-    """up: whether pieces may be announced. credit: how many more. It counts even if the prefill pod knows no credit.
+    """up: whether pieces may be announced. credit: how many more; it is counted for all prefill pods.
 
     links: the most connections that a rank of this pod has for the pair.
     """
@@ -126,7 +126,7 @@ class GpuPairs:
                     link.send(kv.DecodeToPrefill(gpu_credit=kv.GpuCredit(pieces=pieces)))
 
     def refuse_unknown(self, link: PrefillLink) -> str:
-        """Refuse a message about pairs of a kind that no correct prefill pod sends. Return the reason."""
+        """Refuse a message about pairs whose kind no correct prefill pod sends. Return the reason."""
         return self._refuse(link, "a message about the pair of GPUs was not valid")
 
     @staticmethod

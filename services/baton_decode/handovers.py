@@ -29,8 +29,8 @@ _MOST_REASON = 300  # the most characters that are kept of a peer's reason for a
 class Handovers:
     """Owns tickets and links: orders the KV that requests lack, and receives it from prefill pods (as a link.Receiver).
 
-    events: as Service.events. tokens: all whose KV was handed over since the start. exposed_s: the seconds from these
-    prompts' first tokens until all KV had arrived.
+    events: as Service.events. tokens: the number of tokens whose KV was handed over since the start. exposed_s: the
+    seconds from these prompts' first tokens until all KV had arrived.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The requests that this pod answers for, from a gateway's order to the end of their last choice."""
+"""The requests that this pod serves, from the gateway's message to the end of their last choice."""
 
 from collections.abc import Iterator
 

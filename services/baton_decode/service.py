@@ -196,7 +196,7 @@ class DecodeService(DecodeServicer):
             self._requests.note_finish(request, choice, FinishReason.STOP)
 
     def _cancel(self, id: int) -> None:
-        """Free what a request holds here and on its prefill pod."""
+        """Free the resources of a request here and on its prefill pod."""
         request = self._requests.get(id)
         if request is not None:
             self._engine.send(Abort(id))

@@ -6,7 +6,7 @@ from baton_proto import serving_pb2 as pb
 
 
 class GatewayStream:
-    """All deltas that are put between two sends leave in one message."""
+    """Collects the deltas that are put between two sends, and sends them in one message."""
 
     def __init__(self) -> None:
         self.requests: dict[int, int] = {}  # the gateway's handle -> the engine's request id
@@ -32,12 +32,12 @@ class GatewayStream:
         self._not_empty.set()
 
     def put_failed_handover(self, handle: int, prefill_address: str) -> None:
-        """Report a prefill pod that did not deliver. The report leaves with the next deltas at the latest."""
+        """Report a prefill pod that did not deliver. It is sent with the next deltas at the latest."""
         self._failed_handovers.append(pb.FailedHandover(handle=handle, prefill_address=prefill_address))
         self._not_empty.set()
 
     async def next(self) -> pb.DecodeMessage:
-        """Wait for the next message to send, and return it. The call means that the message before it was sent."""
+        """Wait for the next message to send, and return it. The call implies that the previous message was sent."""
         self._sending = False
         await self._not_empty.wait()
         self._not_empty.clear()

@@ -1,6 +1,6 @@
 """The largest allowed size of each part of a request. A larger part is refused with a 400 that names the field.
 
-The bounds limit how long one request can occupy the interpreter, and leave room for every honest use. The length of a
+The bounds limit how long one request can occupy the interpreter, and leave room for every normal use. The length of a
 prompt depends on the model, so it is bounded by the context length that the model's pods report.
 """
 
@@ -8,7 +8,7 @@ prompt depends on the model, so it is bounded by the context length that the mod
 MAX_JSON_CONTAINERS = 50_000  # objects and lists
 MAX_JSON_STRINGS = 100_000  # includes the keys of objects
 MAX_JSON_VALUES = 1_200_000  # includes numbers: a prompt of 1,048,576 token ids fits
-# The JSON of the arguments of one call of a function, in an earlier turn of a conversation.
+# The JSON of the arguments of one tool call in an earlier turn of a conversation.
 MAX_ARGUMENT_CONTAINERS = 20_000
 MAX_ARGUMENT_STRINGS = 50_000
 MAX_ARGUMENT_VALUES = 200_000
@@ -25,12 +25,12 @@ MAX_NESTING = 32  # levels of nesting in such a field, and in chat_template_kwar
 MAX_RENDERED_CHARS = 16_777_216  # characters of a conversation that the chat template has rendered
 MAX_RENDER_S = 10.0  # seconds that the chat template may take to render a conversation
 
-# Functions and formats. Their text is bounded by the setting max_grammar_chars.
+# Tools and output formats. Their text is bounded by the setting max_grammar_chars.
 MAX_TOOLS = 512  # OpenAI takes 128
-MAX_SCHEMA_VALUES = 32_768  # values inside one JSON schema, or inside the parameters of all functions together
+MAX_SCHEMA_VALUES = 32_768  # values inside one JSON schema, or inside the parameters of all tools together
 MAX_SCHEMA_NESTING = 192  # levels: JSON is not parsed any deeper; the setting max_schema_depth may be lower
 MAX_CHOICE_OPTIONS = 16_384  # texts in a list from which the answer must be one
-MAX_RULES_CHARS = 65_536  # a grammar of calls that the gateway writes: pods refuse a longer one
+MAX_RULES_CHARS = 65_536  # a grammar of tool calls that the gateway writes: pods refuse a longer one
 MAX_SCHEMA_NAME_CHARS = 256  # OpenAI takes 64
 
 # Sampling.

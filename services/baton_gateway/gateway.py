@@ -84,7 +84,7 @@ def _followers(settings: GatewaySettings, catalog: Catalog) -> "Iterator[CanaryF
     if settings.canary_file is not None:
         yield CanaryFile(settings.canary_file, catalog)
     if settings.canary_configmaps or any(pool.spec.selector for _, pool in catalog.pools):
-        # Imported only when it is needed, because the Kubernetes client takes a second to import and 50 MB.
+        # Imported only when it is needed, because importing the Kubernetes client takes a second and 50 MB.
         from .fleet.discovery import Discovery
 
         yield Discovery(settings, catalog)

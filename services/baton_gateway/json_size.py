@@ -46,7 +46,7 @@ def json_size(text: bytes, max_strings: int) -> JsonSize:
     strings = (structure.count(b'"') + 1) // 2
     if strings > max_strings:
         return JsonSize(0, strings, 0)
-    # Every second part stands outside of strings.
+    # Every second part is outside of strings.
     outside = b"".join(structure.split(b'"')[::2])
     containers = outside.count(b"[") + outside.count(b"{")
     # Each value opens the text, follows a comma or a colon, or is the first in its container.
@@ -81,7 +81,7 @@ def member_beyond(text: bytes, limits: JsonSize) -> str | None:
 
 
 def excess(value: object, max_values: int, max_levels: int) -> str | None:
-    """Return the error message for parsed JSON with too many values or levels of nesting; None when it has neither."""
+    """Return the error message for parsed JSON with too many values or levels of nesting; None if it is within both."""
     level, count = [value], 1
     for _ in range(max_levels):
         below: list[object] = []

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 def main(settings: GatewaySettings) -> None:
     """Serve until SIGTERM or SIGINT. Exits with status 1 and one log line when it cannot start."""
     configure_logging("gateway", settings.log_level, CrashFormatter)
-    # Its messages below this level repeat ours.
+    # Below this level, uvicorn's messages repeat those of the gateway.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     server_socket = _listen(settings.host, settings.port)
     admin_socket = _listen(settings.admin_host or settings.host, settings.admin_port)

@@ -206,7 +206,7 @@ class GatewaySettings(PeerSettings):
         return self
 
     def model_specs(self) -> tuple[ModelSpec, ...]:
-        """Return what is served. Raises ModelsFileError, also for a folder that is not there."""
+        """Return the models to serve. Raises ModelsFileError, also when a model's folder is missing."""
         if self.models_file is not None:
             return tuple(
                 msgspec.structs.replace(

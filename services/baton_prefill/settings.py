@@ -12,7 +12,7 @@ class PrefillSettings(WorkerSettings):
     """Port for decode pods that take KV over TCP; 0 = any free port, none = they take it over gRPC."""
 
     chunk_ms: float = Field(default=100, ge=0)
-    """On GPU, how many ms a step may take, so that a new prompt need not wait long for the next one. 0 = only
+    """On GPU, the most ms that a step may take, so that a new prompt soon gets into the next step. 0 = only
     --max-num-batched-tokens limits steps."""
 
     @property

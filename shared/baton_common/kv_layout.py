@@ -16,7 +16,7 @@ _MOST_GROUPS = 8
 class Plane(msgspec.Struct, array_like=True, frozen=True):
     """One kind of vectors in the cache, for example keys: `heads` of `dim` elements for each token and layer.
 
-    What all heads share, such as a latent vector, counts as one head.
+    A vector that all heads share, such as a latent vector, counts as one head.
     """
 
     name: str
@@ -53,9 +53,9 @@ class LayerGroup(msgspec.Struct, frozen=True):
         return 0 if self.window is None else max(position + 1 - self.window, 0)
 
     def most_blocks(self, tokens: int, block_size: int, step_tokens: int) -> int:
-        """Return how many blocks a sequence of so many tokens holds at most.
+        """Return the most blocks that a sequence of `tokens` tokens holds.
 
-        step_tokens: the most that a step computes of it.
+        step_tokens: the most of its tokens that one step computes.
         """
         blocks = -(-tokens // block_size)
         if self.window is None:
@@ -91,9 +91,9 @@ class KvLayout(msgspec.Struct, array_like=True, frozen=True):
 
     A piece of KV holds layer after layer, of each layer plane after plane, and of each plane [tokens, heads, dim].
 
-    heads: of each layer, its heads and their elements, where layers differ in them (Gemma 4); empty = all have those of
-    the planes. The planes have room for the largest layer. A layer's heads divide a token's row of a plane evenly, and
-    each uses the beginning of its part: so a range of a plane's heads is the same share of the heads of every layer.
+    heads: the heads of each layer and the elements of each head, if layers differ (Gemma 4); empty = as the planes
+    have. The planes have room for the largest layer. A layer's heads divide a token's row of a plane evenly, and each
+    uses the beginning of its part. So a range of a plane's heads is the same share of the heads of every layer.
     """
 
     num_layers: int
@@ -202,7 +202,7 @@ class KvLayout(msgspec.Struct, array_like=True, frozen=True):
 
 @cache
 def _groups(windows: tuple[int | None, ...]) -> tuple[LayerGroup, ...]:
-    """Group layers by window. Groups have as many layers as the rarest window has, the last of a window maybe fewer."""
+    """Group layers by window. A group has as many layers as the rarest window; the last of a window may have fewer."""
     by_window: dict[int | None, list[int]] = {}
     for layer, window in enumerate(windows):
         by_window.setdefault(window, []).append(layer)

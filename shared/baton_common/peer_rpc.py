@@ -64,7 +64,7 @@ async def read_message(call: Any) -> Any:
 
     Raises AioRpcError when the call has failed, and CancelledError whenever the task was cancelled: while a call waits
     for its first answer, grpc.aio itself loses a cancellation that comes just when the call fails. A task that goes on
-    after such a failure would then live for ever beside the task that has taken its place.
+    after such a failure would then run for ever beside the task that has replaced it.
     """
     task = asyncio.current_task()
     assert task is not None

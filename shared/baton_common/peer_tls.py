@@ -55,7 +55,7 @@ class PeerTls:
         except (OSError, ssl.SSLError) as error:
             files = ", ".join(map(str, self._files))
             hint = f"; {_NAME_HINT.format(name=name)}" if _is_about_name(error) else ""
-            raise PeerTlsError(f"cannot speak TLS with peers by {files} as {name!r}: {error}{hint}") from None
+            raise PeerTlsError(f"cannot use {files} for TLS with peers as {name!r}: {error}{hint}") from None
         self._seen = self._loaded.state
         self._renewals = 0
 

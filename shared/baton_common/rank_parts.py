@@ -28,12 +28,12 @@ class RankPart(msgspec.Struct, frozen=True):
 
 
 def split_ids(unique_ids: bytes) -> list[bytes]:
-    """Return NCCL's ids one by one."""
+    """Split a series of NCCL ids into single ids."""
     return [unique_ids[at : at + UNIQUE_ID_BYTES] for at in range(0, len(unique_ids), UNIQUE_ID_BYTES)]
 
 
 def divides(heads: int, ranks: int) -> bool:
-    """Whether a pod of so many ranks can divide so many KV heads."""
+    """Whether a pod can divide this many KV heads among this many ranks."""
     return 0 < ranks <= MOST_RANKS and (heads % ranks == 0 or ranks % heads == 0)
 
 
@@ -45,10 +45,10 @@ def rank_heads(heads: int, rank: int, ranks: int) -> range:
 
 @cache
 def rank_parts(heads: int, senders: int, receivers: int) -> tuple[RankPart, ...]:
-    """Return the parts in which KV goes from a pod with so many ranks to another one, ordered by receiver.
+    """Return the parts in which a pod of `senders` ranks sends KV to a pod of `receivers` ranks, ordered by receiver.
 
     Each rank that receives gets all heads that it has. Where several ranks could send the same head, the receivers are
-    shared out among them.
+    divided among them.
     """
     sending = [rank_heads(heads, rank, senders) for rank in range(senders)]
     receiving = [rank_heads(heads, rank, receivers) for rank in range(receivers)]

@@ -1,7 +1,7 @@
 """Runs the `main` of a module: python -m baton_common.start MODULE ARGUMENTS
 
-The garbage collector is off while modules are imported, and never scans what they made, which lives as long as the
-process. For a process that imports torch, collections would be a fifth of the time of its start.
+The garbage collector is off while modules are imported, and never scans the objects they have made, which live as long
+as the process. Where torch is imported, collections would take a fifth of the start time.
 """
 
 import gc

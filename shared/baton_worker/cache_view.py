@@ -1,4 +1,4 @@
-"""The RPC process's copy of the keys in the engine's prefix cache, and the changes that watchers still lack."""
+"""The RPC process's copy of the keys in the engine's prefix cache, and the changes not sent to watchers yet."""
 
 from collections.abc import Iterable
 

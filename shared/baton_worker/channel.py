@@ -12,7 +12,7 @@ import msgspec
 from .messages import Command, Event
 
 _HEADER = struct.Struct("<I")
-# Room for many steps' output, so that a busy RPC process does not hold up the engine.
+# Room for many steps' output, so that a busy RPC process does not delay the engine.
 _BUFFER_BYTES = 8 << 20
 
 

@@ -125,8 +125,8 @@ class EngineLoop:
             return self._channel.receive(timeout=0)
         if self._mover.busy:
             return self._channel.receive(timeout=_POLL_S)
-        # Only a command can bring new work now: it frees blocks, brings KV or frees a slot. Requests may wait for it,
-        # so the load is told before, once it is due.
+        # Only a command can bring new work now: it frees blocks, brings KV or frees a slot. Requests may wait for this
+        # command, so the load is sent as soon as it is due, before a long wait.
         commands = self._channel.receive(timeout=max(self._load_due - time.monotonic(), 0))
         if not commands:
             self._send()

@@ -60,7 +60,7 @@ class KvMover:
         self._gpu_queue = ExportQueue(SEND_SLOTS, gpu_slot_bytes // layout.layer_bytes, size)
         self._lanes: dict[int, int] = {}  # by the id of the exporting request
         self._gpu_lanes: dict[int, bool] = {}  # lanes that use a pair of GPUs: whether pieces get a checksum
-        self._on_gpu: dict[int, Extent] = {}  # what was packed, by GPU slot
+        self._on_gpu: dict[int, Extent] = {}  # the extent that was packed, by GPU slot
         self._links: dict[int, int] = {}  # by pair, open or beginning: the connections that each rank has for it
         self._beginning: deque[OpenPair | JoinPair] = deque()  # until closed pairs have freed their memory
         if device.type == "cuda":
@@ -85,7 +85,7 @@ class KvMover:
     # Exports
 
     def expect(self, id: int, lane: int) -> None:
-        """Prepare for a request's exports. lane: of the decode pod that gets them, and also the number of its pair."""
+        """Prepare for a request's exports. lane: that of the decode pod that gets them, and the number of its pair."""
         self._lanes[id] = lane
 
     def put(self, export: Export) -> None:
@@ -238,7 +238,7 @@ class KvMover:
                 else:
                     ids = split_ids(command.unique_ids)
                     self._ends.join(pair, ranks, ids, self._landing.open(pair), self._gpu_slot_bytes)
-            except (RuntimeError, OSError) as error:  # of NCCL
+            except (RuntimeError, OSError) as error:  # raised by NCCL
                 self._lose_pair(pair, str(error))
 
     def _has_room(self, command: OpenPair | JoinPair) -> bool:
@@ -274,7 +274,7 @@ class KvMover:
         self.output.pairs_lost.append(PairLost(pair, reason))
 
     def settle(self) -> None:
-        """Do the work that follows copies and transfers that are over."""
+        """Do the work that follows finished copies and transfers."""
         self._copies.settle()
         up, lost = self._ends.settle()
         self.output.pairs_up += up

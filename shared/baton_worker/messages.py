@@ -8,13 +8,13 @@ from baton_engine.config import EngineConfig
 from baton_engine.delta import Delta, Load, Reservation
 from baton_engine.sequence import Request
 
-# The most pieces that may be announced for a pair and not yet received. A peer that knows credit announces fewer. One
-# of an older version announces the pieces in its own slots, and the pieces that NCCL has accepted from it.
+# The most pieces that may be announced for a pair and not yet received. A peer that supports credit announces fewer. A
+# peer of an older version announces the pieces in its own slots and the pieces that NCCL has accepted from it.
 MOST_ANNOUNCED = 1_024
 
 
 class Start(msgspec.Struct, tag=True):
-    """The first message: build the engine. export_fd, import_fd: of empty memory files for the staging arenas."""
+    """The first message: build the engine. export_fd, import_fd: empty memory files for the staging arenas."""
 
     config: EngineConfig
     service: str
@@ -25,7 +25,7 @@ class Start(msgspec.Struct, tag=True):
 
 
 class Add(msgspec.Struct, tag=True):
-    """Run a request. lane: of its exports, which never wait for the staging slots of another lane."""
+    """Run a request. lane: its exports wait in this lane, never for the staging slots of another lane."""
 
     request: Request
     lane: int = 0
@@ -141,7 +141,7 @@ Command = (
 
 
 class Progress(msgspec.Struct, tag=True):
-    """The progress of the engine's start. what: what is being prepared. done, total: its parts."""
+    """The progress of the engine's start. what: the thing being prepared. done, total: finished parts, all parts."""
 
     what: str
     done: int
@@ -162,7 +162,7 @@ class Ready(msgspec.Struct, tag=True):
     gpu_slot_bytes: int = 0  # 0: KV cannot go from GPU to GPU
     gpu_pairs: int = 0  # the most that can be open at a time, where each rank has one connection for each pair
     gpu_landing_slots: int = 0  # of each pair
-    gpus: list[str] = []  # what identifies the GPU of each rank; empty: KV cannot go from GPU to GPU
+    gpus: list[str] = []  # identifies the GPU of each rank; empty: KV cannot go from GPU to GPU
     prefill_rate: float = 0.0  # tokens a second; 0 = not measured
     step_tokens: int = 0  # the most tokens that a step computes; 0 = unknown
     num_threads: int = 0  # threads that compute on CPU; 0 = a GPU computes

@@ -41,7 +41,7 @@ class Counts(Protocol):
 
 
 class WorkerCollector(Collector):
-    """Reads, at each scrape, counts that the worker keeps anyway."""
+    """Reads the worker's counts at each scrape."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from baton_proto.serving_pb2_grpc import WorkerServicer
 from .cache_view import CacheView
 
 _INTERVAL_S = 0.2
-_MOST_KEYS = 8_192  # in one report, so that reading it does not hold up the gateway's streams
+_MOST_KEYS = 8_192  # in one report, so that reading it does not delay the gateway's streams
 
 
 class Reporter(WorkerServicer):

@@ -17,7 +17,7 @@ class RequestMetrics:
         self.cached_tokens = 0
         self.generation_tokens = 0
         self.ended: Counter[str] = Counter()  # by finish reason
-        self.prefills: Counter[str] = Counter()  # prompts by who computed them: prefill or decode pods
+        self.prefills: Counter[str] = Counter()  # prompts by the kind of pod that computed them: prefill or decode
         self.pieces: Counter[str] = Counter()  # KV pieces that arrived, by way: host or gpu
         self.piece_bytes: Counter[str] = Counter()
         self.ttft = TracedHistogram(TTFT_BUCKETS)

@@ -176,7 +176,7 @@ class WorkerServer:
             service.take(output)
 
     async def _drain(self, service: Service, pump: "asyncio.Task[None]") -> None:
-        """Refuse new requests and wait for the rest within the grace period. Those that still run go to another pod."""
+        """Refuse new requests, and wait for running ones within the grace period. Hand back those that are left."""
         service.draining = True
         log.info("draining %d requests", service.num_active, extra={"event": "draining"})
         await self._until_inactive(service, pump, self._settings.drain_seconds)

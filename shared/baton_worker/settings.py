@@ -21,7 +21,7 @@ class WorkerSettings(PeerSettings):
     served_model_name: str = ""
     """Model name that clients use; empty = the folder's name, or owner/name."""
     revision: str = "stable"
-    """Prefill and decode pods are paired within a revision."""
+    """Revision that this pod belongs to. Prefill and decode pods are paired only within a revision."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(default=0, ge=0, le=65535)

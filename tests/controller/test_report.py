@@ -23,7 +23,7 @@ def test_counts_are_read() -> None:
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1", "1e300"])
 @pytest.mark.parametrize(("name", "labels"), [(NAME, 'outcome="ok"'), (TTFT, 'le="0.5"')])
 def test_no_count_is_no_report(name: str, labels: str, value: str) -> None:
-    with pytest.raises(ValueError, match="no count"):
+    with pytest.raises(ValueError, match="not a count"):
         parse_report(metrics(name, labels, value), PODS)
 
 

@@ -342,7 +342,7 @@ def test_markers_that_are_no_tokens_are_text(tmp_path: Path) -> None:
     ).result()
     for text, allowed in (('<think>Hm. {}</think>{"a":1}', True), ('{"a":1}', True), ("<think></think>no", False)):
         assert matcher.copy().follow(tokenizer.encode(text, add_special_tokens=False).ids) is allowed
-    with pytest.raises(ValueError, match="no token"):
+    with pytest.raises(ValueError, match="not a token"):
         FORMATS["think"].thoughts_rules("before", 3, lark)
 
 

@@ -104,7 +104,7 @@ def test_a_tenants_order_gives_it_nothing_of_the_others(costs: list[float], orde
         queue.push("greedy", ("greedy", cost), cost, order=orders[number])
         queue.push("calm", ("calm", cost), cost)
     served = Counter[str]()
-    while len({tenant for tenant, line in queue._lines.items() if line.waiting}) == 2:
+    while len({tenant for tenant, waiting in queue._queues.items() if waiting.waiting}) == 2:
         popped = queue.pop()
         assert popped is not None
         served[popped[0]] += popped[1]  # type: ignore[assignment]

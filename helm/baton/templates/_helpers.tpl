@@ -108,8 +108,8 @@ baton.dev/revision: {{ .revision }}
 
 {{/*
 All prefill and decode workloads, as JSON: {"list": [{name, key, model, pool, role, path, revision, volume, scaled, spec}]}.
-A spec merges, later ones winning: `worker`, the model's settings for workers and for the role, and the canary's settings
-for both.
+A spec merges `worker`, the model's settings for workers and for the role, and the canary's settings for both. Later ones
+win.
 */}}
 {{- define "baton.workloads" -}}
 {{- $root := . -}}
@@ -162,12 +162,12 @@ for both.
 {{- end }}
 
 {{/*
-(root name count autoscaled): YAML with either `replicas`, the number to render, or `scaled: true`, which means to render
-none. A field should have one owner. So the chart renders no replicas for an autoscaled Deployment, nor after autoscaling
-has been turned off, until another client than the autoscaler has changed them. There is one exception: when a manifest
-drops replicas that the previous one had, Kubernetes resets them to 1. So when autoscaling is turned on, the chart looks
-up the live number and renders it. With server-side apply it stops once the autoscaler has changed the number and so owns
-the field; otherwise it continues.
+(root name count autoscaled): YAML with either `replicas`, the number to render, or `scaled: true`: render no replicas.
+A field should have one owner, so the chart renders no replicas for an autoscaled Deployment. After autoscaling has been
+turned off, it renders none until a client other than the autoscaler has changed them. There is one exception: when a
+manifest drops replicas that the previous one had, Kubernetes resets them to 1. So when autoscaling is turned on, the
+chart looks up the live number and renders it. With server-side apply, the chart stops this once the autoscaler has
+changed the number and so owns the field. Without server-side apply, it continues.
 An annotation marks Deployments whose manifest had no replicas.
 */}}
 {{- define "baton.replicas" -}}

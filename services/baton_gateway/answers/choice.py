@@ -14,8 +14,8 @@ from .stop import StopMatcher
 class Piece:
     """The output that some tokens add to a choice. A token's offset is the number of characters before it.
 
-    parts: what the text is in the answer to a chat; None = all of it is content. thought_tokens: how many of its first
-    tokens end within thoughts or with them. pieces: those that were joined to this one.
+    parts: the text as parts of a chat answer; None = all of it is content. thought_tokens: how many of its first tokens
+    belong to thoughts or end them. pieces: the pieces that were joined into this one.
     """
 
     text: str = ""
@@ -51,9 +51,9 @@ class Choice:
     ) -> None:
         """stop_ids: tokens that end the choice and are not part of its text, unless include_stop.
 
-        min_tokens: stop strings are ignored in this many first tokens.
+        min_tokens: stop strings are ignored until the choice has more tokens than this.
         silent: the tokens of the choice are dropped, because the client asked for no output.
-        reader: finds thoughts and calls in the text; None = all of it is content.
+        reader: finds thoughts and tool calls in the text; None = all of it is content.
         """
         self._detokenizer = detokenizer
         self._stop = StopMatcher(stops, include_stop) if stops else None
@@ -70,7 +70,7 @@ class Choice:
 
     @property
     def calls(self) -> int:
-        """The number of complete calls of functions."""
+        """The number of complete tool calls."""
         return 0 if self._reader is None else self._reader.calls
 
     def feed(self, delta: pb.Delta) -> Piece:
@@ -147,7 +147,7 @@ class Choice:
             self.stop_reason = delta.stop_token_id
 
     def _add(self, piece: Piece, text: str) -> None:
-        """Add text that was held back to a piece."""
+        """Add text to a piece. The reader divides it into parts."""
         piece.text += text
         if self._reader is not None and text:
             self._extend(piece, self._reader.push(text))

@@ -45,7 +45,7 @@ class CompletionShape:
         logprobs: bool,
         prompt_logprobs: bool,
     ) -> None:
-        """n: choices per prompt. kept: how many of them the answer has, those with the highest mean log probability.
+        """n: choices per prompt. kept: how many of them the answer has: those with the highest mean log probability.
 
         token_ids, logprobs, prompt_logprobs: whether the client asked for them.
         """

@@ -26,7 +26,7 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-UNPACED_PIECES = 16  # up to so many pieces are encoded and sent without yielding to other tasks
+UNPACED_PIECES = 16  # up to this many pieces are encoded and sent without yielding to other tasks
 WRITE_BYTES = 1024 * 1024  # a larger body is sent in parts of about this size
 PING = b": ping\n\n"
 ERROR_WRITE_TIMEOUT_S = 5.0
@@ -149,7 +149,7 @@ class Reply(Response):
                 await send_body({"type": "http.response.body", "body": one_line_each(group), "more_body": more})
 
     async def _send_error(self, send: Send, error: ApiError) -> None:
-        """End a stream with an error event. If that cannot be written in time, the stream stays visibly unfinished."""
+        """End a stream with an error event. If it cannot be written in time, the client sees an unfinished stream."""
         self._record.error = error.code or error.type
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ERROR_WRITE_TIMEOUT_S):

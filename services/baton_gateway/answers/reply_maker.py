@@ -49,7 +49,7 @@ class ReplyMaker:
         """Return the reply to these prompts, each with its parameters. Sending the reply submits them to the pods.
 
         silent: generated tokens are dropped, since the client asked for none. kept: special tokens that stay in the
-        text. reader: creates what finds thoughts and calls in the text of each choice; None = all of it is content.
+        text. reader: creates a reader of thoughts and tool calls for each choice; None = all of it is content.
         """
         pace, published = Pace(), model.served.published
         choices: list[Choice] = []
@@ -126,7 +126,7 @@ def _choice_maker(
     kept: Sequence[str],
     reader: MakeReader | None,
 ) -> Callable[[], Choice]:
-    """Return a function that creates the choices of a request. params: those of any of its prompts."""
+    """Return a function that creates the choices of a request. params: the parameters of any of its prompts."""
     stop_ids = frozenset((*params.eos_token_ids, *params.stop_token_ids))
     min_tokens = params.min_tokens
 

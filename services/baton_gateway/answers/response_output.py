@@ -15,7 +15,7 @@ Ending = Literal["completed", "incomplete"]
 
 
 class Output(Protocol):
-    """Builds items and events. Events have no sequence numbers yet. The next call may change the events of `push`."""
+    """Builds items and events. Events have no sequence numbers yet. A later call may change the events of `push`."""
 
     items: list[dict[str, Any]]
 
@@ -202,7 +202,7 @@ class PartsOutput:
 
     @property
     def _number(self) -> str:
-        """What tells the id of the next item from those of earlier ones."""
+        """A suffix that makes the id of the next item unique."""
         return f"_{len(self.items)}" if self.items else ""
 
     def _close(self, status: Ending) -> list[Event]:

@@ -18,12 +18,12 @@ LOGPROBS_RUN = 16  # the same for tokens with their alternatives
 DONE = b"data: [DONE]\n\n"
 
 
-# Unicode and stream readers such as httpx's take U+0085, U+2028 and U+2029 for line ends. Server-sent events do not.
+# Unicode and stream readers such as httpx's treat U+0085, U+2028 and U+2029 as line ends. Server-sent events do not.
 _LINE_ENDS = ((b"\xc2\x85", rb"\u0085"), (b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"))
 
 
 def one_line_each(events: bytes) -> bytes:
-    """Escape the characters in the JSON of events that some readers take for line ends."""
+    """Escape the characters in the JSON of events that some readers treat as line ends."""
     for character, escape in _LINE_ENDS:
         events = events.replace(character, escape)
     return events
@@ -85,7 +85,7 @@ class Shape(Protocol):
         ...
 
     def failure(self, error: ApiError) -> bytes:
-        """Return the end of a stream that cannot go on."""
+        """Return the end of a stream that has failed."""
         ...
 
     def body(

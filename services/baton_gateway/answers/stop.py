@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Passes text on until a stop string is complete, holding back only what could be the start of one.
+    """Passes text on until a stop string is complete, and holds back only text that could be its beginning.
 
     The stop string that is complete first wins; of several that end together, the longest.
     """
@@ -16,7 +16,7 @@ class StopMatcher:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Take more text; return what may be shown, and the stop string once there is one."""
+        """Take more text. Return the text that may be shown, and the stop string once one is complete."""
         text = self._held + text
         matches = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if matches:
@@ -28,7 +28,7 @@ class StopMatcher:
         return text[:shown], None
 
     def flush(self) -> str:
-        """Return what is still held back: no more text will come."""
+        """Return the text that is still held back, since no more text will come."""
         held, self._held = self._held, ""
         return held
 

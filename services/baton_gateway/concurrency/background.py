@@ -28,7 +28,7 @@ FAILURES = Counter(
 def keep_running(name: str, run: Callable[[], Awaitable[None]]) -> "asyncio.Task[None]":
     """Start a task that never ends by itself. `stop_running` ends it.
 
-    name: the kind of task, one of a few words. run: it is called again, after a growing pause, whenever it raises an
+    name: the kind of task, one of a few words. run: it is called again, after a growing backoff, whenever it raises an
     exception or returns.
     """
     FAILURES.labels(name)
@@ -38,8 +38,8 @@ def keep_running(name: str, run: Callable[[], Awaitable[None]]) -> "asyncio.Task
 async def stop_running(task: "asyncio.Task[None]") -> None:
     """Cancel a task and wait for its end.
 
-    asyncio.wait_for of Python 3.11, in which the Redis client sends, loses a cancellation that comes together with its
-    result. So the task is cancelled until it has ended.
+    The Redis client sends within asyncio.wait_for. In Python 3.11, wait_for loses a cancellation that arrives together
+    with its result. So the task is cancelled again until it has ended.
     """
     while not task.done():
         task.cancel()

@@ -18,7 +18,7 @@ class _Waiting(Generic[Item]):
         self.order = order
 
 
-class _Line(Generic[Item]):
+class _TenantQueue(Generic[Item]):
     """The waiting requests of one tenant at one priority, sorted by the tenant's own order and then by arrival."""
 
     def __init__(self, weight: float) -> None:
@@ -61,7 +61,7 @@ class FairQueue(Generic[Item]):
     def __init__(self, capacity: int) -> None:
         """capacity: how many requests may wait."""
         self._capacity = capacity
-        self._lines: dict[tuple[int, str], _Line[Item]] = {}  # by priority and tenant
+        self._queues: dict[tuple[int, str], _TenantQueue[Item]] = {}  # by priority and tenant
         self._now: dict[int, float] = {}  # virtual time by priority
         self._length = 0
 
@@ -70,7 +70,7 @@ class FairQueue(Generic[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         """All waiting items, in no order."""
-        return (entry.item for line in self._lines.values() for entry in line.waiting)
+        return (entry.item for queue in self._queues.values() for entry in queue.waiting)
 
     def push(
         self, tenant: str, item: Item, cost: float, weight: float = 1.0, priority: int = 0, order: int = 0
@@ -80,9 +80,9 @@ class FairQueue(Generic[Item]):
         cost: the cost of serving the item, in any unit. priority: among tenants; a lower number is more urgent.
         order: among items of the same tenant and priority; a lower number goes first.
         """
-        line = self._lines.setdefault((priority, tenant), _Line(weight))
-        line.weight = weight
-        line.insert(self._now.get(priority, 0.0), cost, item, order)
+        queue = self._queues.setdefault((priority, tenant), _TenantQueue(weight))
+        queue.weight = weight
+        queue.insert(self._now.get(priority, 0.0), cost, item, order)
         self._length += 1
         return self.push_out() if self._length > self._capacity else None
 
@@ -93,67 +93,67 @@ class FairQueue(Generic[Item]):
         only items that start before its virtual finish time may overtake it, since they would have been served beside
         it.
         """
-        turns = sorted((key[0], self._lines[key].waiting[0].start, key[1]) for key in self._waiting())
+        turns = sorted((key[0], self._queues[key].waiting[0].start, key[1]) for key in self._waiting())
         end = float("inf")
         for priority, start, tenant in turns:
             if priority > turns[0][0] or start >= end:
                 break
-            line = self._lines[priority, tenant]
-            entry = line.waiting[0]
+            queue = self._queues[priority, tenant]
+            entry = queue.waiting[0]
             if can_serve(entry.item):
-                line.waiting.popleft()
+                queue.waiting.popleft()
                 self._now[priority] = max(self._now.get(priority, 0.0), start)
                 self._removed((priority, tenant))
                 return entry.item
-            end = min(end, start + entry.cost / line.weight)
+            end = min(end, start + entry.cost / queue.weight)
         return None
 
     def remove(self, tenant: str, item: Item, priority: int = 0) -> bool:
         """Remove an item that no longer waits; return whether it was found. Its tenant's later items move up."""
-        line = self._lines.get((priority, tenant))
-        entry = next((entry for entry in line.waiting if entry.item is item), None) if line is not None else None
-        if line is None or entry is None:
+        queue = self._queues.get((priority, tenant))
+        entry = next((entry for entry in queue.waiting if entry.item is item), None) if queue is not None else None
+        if queue is None or entry is None:
             return False
-        index = line.waiting.index(entry)
-        del line.waiting[index]
-        for later in itertools.islice(line.waiting, index, None):
-            later.start -= entry.cost / line.weight
-        line.finish -= entry.cost / line.weight
+        index = queue.waiting.index(entry)
+        del queue.waiting[index]
+        for later in itertools.islice(queue.waiting, index, None):
+            later.start -= entry.cost / queue.weight
+        queue.finish -= entry.cost / queue.weight
         self._removed((priority, tenant))
         return True
 
     def ahead(self, tenant: str, cost: float, weight: float = 1.0, priority: int = 0, order: int = 0) -> float:
         """Return the cost of all items that would be served before a new request, if no more requests arrived."""
-        mine: _Line[Item] = self._lines.get((priority, tenant)) or _Line(weight)
+        mine: _TenantQueue[Item] = self._queues.get((priority, tenant)) or _TenantQueue(weight)
         place = mine.place(order)
         start = mine.start(place, self._now.get(priority, 0.0))
         return sum(entry.cost for entry in itertools.islice(mine.waiting, place)) + sum(
             entry.cost
-            for (other, _), line in self._lines.items()
-            if line is not mine
-            for entry in line.waiting
+            for (other, _), queue in self._queues.items()
+            if queue is not mine
+            for entry in queue.waiting
             if other < priority or (other == priority and entry.start <= start)
         )
 
     def push_out(self) -> Item:
-        """Remove and return the last item of the largest backlog at the least urgent priority. An item must wait."""
-        key = max(self._waiting(), key=lambda key: (key[0], self._lines[key].backlog))
-        line = self._lines[key]
-        entry = line.waiting.pop()
-        line.finish = entry.start
+        """Remove and return the last item of the largest backlog at the least urgent priority. There must be one."""
+        key = max(self._waiting(), key=lambda key: (key[0], self._queues[key].backlog))
+        queue = self._queues[key]
+        entry = queue.waiting.pop()
+        queue.finish = entry.start
         self._removed(key)
         return entry.item
 
     def _waiting(self) -> list[tuple[int, str]]:
-        return [key for key, line in self._lines.items() if line.waiting]
+        return [key for key, queue in self._queues.items() if queue.waiting]
 
     def _removed(self, key: tuple[int, str]) -> None:
         self._length -= 1
-        line = self._lines[key]
+        queue = self._queues[key]
         if not self._length:
-            self._lines.clear()
+            self._queues.clear()
             self._now.clear()
         # A tenant whose finish time is later than the virtual time must be kept. If it were forgotten, its next request
         # would start earlier than its share allows.
-        elif not line.waiting and line.finish <= self._now.get(key[0], 0.0):
-            del self._lines[key]
+        elif not queue.waiting and queue.finish <= self._now.get(key[0], 0.0):
+            del self._queues[key]

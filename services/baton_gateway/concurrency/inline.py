@@ -16,7 +16,7 @@ class TooLongInlineError(Exception):
 
 @contextmanager
 def inline_limit() -> Iterator[None]:
-    """Limit the time of the work within. Only work that asks for the limit keeps it, and raises TooLongInlineError."""
+    """Limit the time of the `with` statement. Work in it that checks inline_deadline() raises TooLongInlineError."""
     token = _deadline.set(time.monotonic() + INLINE_S)
     try:
         yield

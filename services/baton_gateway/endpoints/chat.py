@@ -24,8 +24,8 @@ from .services import Services
 class PreparedChat:
     """A chat request as a prompt and parameters for the pods of a pool, and how its answer is read.
 
-    reader: creates a reader of thoughts and calls for each choice; None = the answer has neither. kept: special tokens
-    that must stay in the text, because they mark them.
+    reader: creates a reader of thoughts and tool calls for each choice; None = the answer has neither. kept: special
+    tokens that must stay in the text, because they mark thoughts or tool calls.
     """
 
     model: Model

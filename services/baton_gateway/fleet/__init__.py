@@ -1,1 +1,1 @@
-"""Finds the pods, keeps connections to them, and knows which models they serve."""
+"""Finds the pods, keeps connections to them, and lists the models that they serve."""

@@ -29,7 +29,7 @@ class Pool:
     fleet: Fleet
 
     def limits(self) -> PodLimits:
-        """Return the longest request that every live pod can take, or could before the last one was lost just now.
+        """Return the limits that fit all live pods, or the last known limits while the last pod is being replaced.
 
         Raises ApiError 503 when no pod is live and none is expected soon.
         """
@@ -59,10 +59,10 @@ class Model:
         return self.served.name
 
     def pool(self, identity: Identity | None, prompt_tokens: int) -> Pool:
-        """Return the first pool with live pods that is meant for such a request.
+        """Return the first pool that is meant for such a request and has live pods.
 
-        Without such a pool it is the first one that expects a pod soon, or else the first one.
-        A prompt that is longer than any pool is meant for goes to the pool for the longest prompts.
+        Without live pods in any of these pools, return the first of them that expects a pod soon, or else the first of
+        them. A prompt that is longer than any pool is meant for goes to a pool for the longest prompts.
         """
         mine = [pool for pool in self.pools if pool.is_for(identity)]
         longest = max(pool.prompt_limit for pool in mine)

@@ -1,4 +1,4 @@
-"""Learns from the Kubernetes API the addresses of pods, and the share of requests that a canary gets."""
+"""Reads the addresses of pods and the weights of canaries from the Kubernetes API."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ _PORT = "grpc"
 
 
 class Discovery:
-    """Watches EndpointSlices for every pool that has a selector, and the ConfigMaps of canaries, if they are named."""
+    """Watches EndpointSlices for every pool that has a selector, and the ConfigMaps of canaries if they are named."""
 
     def __init__(self, settings: GatewaySettings, catalog: Catalog) -> None:
         """Raises KubernetesError when there is no cluster."""
@@ -64,7 +64,7 @@ def _follower(pool: Pool) -> Callable[[Objects], None]:
 
 
 def _addresses(slices: Objects, role: str) -> set[str]:
-    """Return the addresses of a role's pods, ready or not: each pod reports by itself whether it takes requests."""
+    """Return the addresses of a role's pods, ready or not, since each pod reports whether it takes requests."""
     return {
         f"[{address}]:{port.port}" if ":" in address else f"{address}:{port.port}"
         for found in slices.values()

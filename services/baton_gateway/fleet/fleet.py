@@ -68,7 +68,7 @@ class Fleet:
         self._checking: asyncio.Task[None] | None = None
         self._shadows: set[Shadow] = set()
         self._was_ready = False
-        self._last_limits: PodLimits | None = None  # of the pods that were live at the last change with any
+        self._last_limits: PodLimits | None = None  # as of the last change after which any pod was live
         self._live: set[int] = set()  # slots of the decode pods that were live at the last change
         self._index = PrefixIndex(settings.prefix_index_entries)
         costs = CostModel(transfer_rate=settings.kv_transfer_rate)
@@ -132,7 +132,7 @@ class Fleet:
         return PodLimits(min(pod.max_model_len for pod in live), min(pod.vocab_size for pod in live))
 
     def expected_limits(self) -> PodLimits | None:
-        """Return the last limits of the pods that were live, while one is expected to replace them; else None."""
+        """Return the last known limits while a replacement of the last live pod is expected; else None."""
         return self._last_limits if self.admission.expects_pod else None
 
     def live_pods(self) -> dict[str, int]:

@@ -61,7 +61,7 @@ class Shadow:
         self._end(ok=False)
 
     def check(self, now: float) -> None:
-        """A stalled copy is not sent to another pod, because the copy has shown that the revision stalls."""
+        """Cancel a stalled copy. It is not sent to another pod, because it has shown that the revision stalls."""
         silent_s = now - min(self._choices.values(), default=now)
         begun = self._run.first_token is not None
         if self._link is not None and self._stalls.stalled(self._route, begun, silent_s, self._known_tokens):

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 0.5
-# What a pod may report of its prompts: seconds of a token, and queued tokens.
+# The bounds of what a pod may report: seconds of prefill per token, and queued work in tokens.
 _LEAST_TOKEN_S, _MOST_TOKEN_S = 1e-9, 1e3
 _MOST_WORK = 1 << 53
 
@@ -156,7 +156,7 @@ class Watcher:
         if _LEAST_TOKEN_S < times.token_s < _MOST_TOKEN_S and 0 <= times.pair_s <= times.token_s:
             pod.prefill_rate, pod.context_cost = 1 / times.token_s, times.pair_s / times.token_s
         elif load.prefill_rate:
-            # An older pod, which does not tell prompts with and without context apart.
+            # A pod of an older version reports one rate for prompts with and without context.
             pod.prefill_rate, pod.context_cost = load.prefill_rate, 0.0
 
     def _apply_cache(self, changes: pb.CacheChanges) -> None:

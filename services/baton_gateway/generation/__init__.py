@@ -1,1 +1,1 @@
-"""Requests while they run on pods: the prompts of a request, and the pods on which each prompt runs."""
+"""Runs requests on pods: the prompts of a request, and the pods on which each prompt runs."""

@@ -82,7 +82,7 @@ class Generation:
         self._start_some()
 
     def _start_some(self) -> None:
-        """Start prompts for one slice of time, and the rest in later slices, since a request may have hundreds."""
+        """Start prompts for one time slice. Later slices start the rest, since a request may have hundreds."""
         until = time.monotonic() + SLICE_S
         try:
             while self._to_start:
@@ -103,7 +103,7 @@ class Generation:
             self._queue_timer = None
 
     async def read(self, timeout_s: float) -> list[tuple[int, pb.Delta]]:
-        """Wait for tokens. Return all deltas that arrived, each with its choice number; none after `timeout_s`.
+        """Wait up to `timeout_s` for tokens. Return all deltas that have arrived, if any, each with its choice number.
 
         Raises ApiError when a prompt failed, ClientGoneError when the client disconnected.
         """

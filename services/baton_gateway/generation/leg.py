@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.05  # the first backoff of a request that pods have refused twice
 _LAST_PAUSE_S = 2.0
-_REFUSAL_RECHECK_S = 1.0  # a pod that refused because it shuts down has reported so by then
+_REFUSAL_RECHECK_S = 1.0  # by then, a pod that refused because it is shutting down has reported that
 
 
 class LegOwner(Protocol):
@@ -166,7 +166,7 @@ class Leg:
             return
         choice, last = min(self.choices.items(), key=lambda item: item[1])
         stall = fleet.stalls.stalled(route, self._begun, now - last, self._prompt.known_tokens(choice))
-        # Without another healthy pod it stays: all pods may be slow, and this one has computed a part of the answer.
+        # Without another healthy pod the request stays: all pods may be slow, and this one has a part of the answer.
         if stall is None or not self._prompt.has_other((*self._avoid, route.decode.address)):
             return
         if not fleet.budget.take():
@@ -232,7 +232,7 @@ class Leg:
     def _may_retry(self, pod: Pod | None) -> bool:
         """Whether the retry budget lets the choices go to another pod after `pod` has refused them.
 
-        A request that has already been accepted, or whose pod is gone or shutting down, takes nothing from the budget.
+        A request that a pod has accepted before, or whose pod is gone or shutting down, takes nothing from the budget.
         """
         fleet = self._prompt.fleet
         if self._prompt.begun or self.losses or pod is None or not pod.live:

@@ -125,7 +125,7 @@ class Prompt:
         self._generation.fail(error)
 
     def resume(self, leg: Leg, error: ApiError) -> None:
-        """Continue the choices of a leg that ended early on other pods, each from its last token.
+        """Continue the choices of a leg that ended early. Each continues on another pod from its last token.
 
         The request fails with `error` if too many pods were lost, or no pod takes the choices in time.
         """

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class StreamLimits:
     """Times in seconds.
 
-    max_unread_tokens: a generation fails when more of its tokens wait to be read. max_lost_pods: it fails when more
-    pods were lost under one of its choices, since the request itself may be crashing them. queue_timeout_s: longest
+    max_unread_tokens: a generation fails when more of its tokens wait to be read. max_lost_pods: it fails when one of
+    its choices has lost more pods than this, since the request itself may be crashing them. queue_timeout_s: longest
     wait for admission. resume_timeout_s: longest wait of a choice for another decode pod, all its waits together.
     """
 

@@ -1,4 +1,4 @@
-"""Chat formats that generation_config.json names, as models do that are older than chat templates."""
+"""Chat formats of models that are older than chat templates. Their generation_config.json names the format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -97,7 +97,7 @@ class ChatTemplate:
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as e:
             raise bad_request(f"The chat template refused the messages: {e}", param) from None
         except RecursionError:
-            raise bad_request("The messages are nested too deep for the chat template.", param) from None
+            raise bad_request("The messages are nested too deeply for the chat template.", param) from None
 
 
 def _bounded(pieces: Iterator[str], until: float, param: str) -> TemplateText:

@@ -13,7 +13,8 @@ import msgspec
 from tokenizers import Tokenizer
 
 REPLACEMENT = "\ufffd"
-# More of them are no beginning of a character. If they were held back, each token would have all of them decoded again.
+# A longer run of replacement characters is not the beginning of a character. If it were held back, the whole run would
+# be decoded again for each token.
 _LONGEST_HELD = REPLACEMENT * 256
 
 
@@ -25,7 +26,7 @@ class Detokenizer(Protocol):
         ...
 
     def flush(self) -> str:
-        """Return the rest of the text: no more tokens will come."""
+        """Return the rest of the text, since no more tokens will come."""
         ...
 
 

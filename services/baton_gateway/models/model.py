@@ -41,8 +41,8 @@ class SamplingDefaults:
 class ServedModel:
     """A model under the name that clients use for it.
 
-    chat: None when the model has no chat template. tool_parser, thoughts: read the function calls and the thoughts that
-    the model writes.
+    chat: None when the model has no chat template. tool_parser, thoughts: read the tool calls and the thoughts that the
+    model writes.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The chat templates of one model, of which each request gets the one that fits it."""
+"""The chat templates of one model. Each request uses the one that fits it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from .conversation import Conversation
 from .template_files import DEFAULT
 
 # The template for requests with tools, and the one for requests with documents, if the model has them. transformers
-# chooses the former by itself, too.
+# also chooses `tool_use` by itself.
 TOOL_USE, RAG = "tool_use", "rag"
 
 

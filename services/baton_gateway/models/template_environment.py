@@ -1,8 +1,8 @@
 """The sandbox in which chat templates run, with transformers' filters and functions. Its output is TemplateText.
 
-A template, or a message, that makes rendering take too long is stopped: Jinja has no loops but `for` and macros that
-call each other, so each round of a loop and each call of a macro looks at the clock. What one operation can produce is
-limited, too.
+Rendering that takes too long is stopped, whether the template or a message causes it. Jinja has no loops but `for` and
+macros that call each other, so each iteration and each call of a macro checks the clock. The size of the result of one
+operation is limited, too.
 """
 
 import json
@@ -26,13 +26,13 @@ from .template_text import TemplateText, concat
 
 CONCAT = "baton_concat"
 TICK = "baton_tick"
-DEADLINE = "baton_deadline"  # the variable of a template with the time when it must have ended, on the monotonic clock
-MAX_REPEATS = 1_000_000  # the largest number that a function gets, which may be the length of its result
+DEADLINE = "baton_deadline"  # template variable with the monotonic time at which rendering must end
+MAX_REPEATS = 1_000_000  # the largest argument of a function, since it may be the length of the result
 MAX_POWER_BITS = 4_096
 
 
 class TooSlowError(Exception):
-    """A template has not ended in time."""
+    """A template took too long to render."""
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
@@ -58,7 +58,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: jinja2.runtime.Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(value, int) and value > MAX_REPEATS for value in (*args, *kwargs.values())):
-            raise jinja2.TemplateError(f"a function gets a number above {MAX_REPEATS}")
+            raise jinja2.TemplateError(f"a function is called with a number above {MAX_REPEATS}")
         return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
@@ -74,7 +74,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _AddTicks(jinja2.visitor.NodeTransformer):
-    """Puts a look at the clock before the body of each loop and macro."""
+    """Inserts a check of the clock before the body of each loop and macro."""
 
     def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
         return self._ticking(node)
@@ -107,7 +107,7 @@ class _MarkLiterals(jinja2.visitor.NodeTransformer):
         return self._marked(node, node.value) if isinstance(node.value, str) else node
 
     def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:
-        """`a ~ b` is compiled to a join that loses the origin, so it becomes a filter that keeps it."""
+        """Turn `a ~ b` into a filter that keeps the origin of its text, which Jinja's own join loses."""
         parts = jinja2.nodes.List([self.visit(part) for part in node.nodes], lineno=node.lineno)
         return jinja2.nodes.Filter(parts, CONCAT, [], [], None, None, lineno=node.lineno)
 

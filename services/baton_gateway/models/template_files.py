@@ -1,4 +1,4 @@
-"""Finds the chat templates in a model's folder, in all the ways in which models are shipped."""
+"""Finds the chat templates in a model's folder, in all layouts in which models are published."""
 
 from collections.abc import Mapping
 from pathlib import Path

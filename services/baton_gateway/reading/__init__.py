@@ -1,1 +1,1 @@
-"""Reads what models write while it arrives: the parts of an answer, and the parts of reading that all formats share."""
+"""Reads the text of models while it arrives: the parts of an answer, and the base of the readers of all formats."""

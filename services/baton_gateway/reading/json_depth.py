@@ -16,7 +16,7 @@ class JsonDepth:
         self._escaped = False
 
     def advance(self, text: str, start: int = 0) -> int | None:
-        """Read on from `start`. Return the position behind the bracket that closes everything; None without it."""
+        """Read on from `start`. Return the position after the last closing bracket; None if it is missing."""
         position = start
         while position < len(text):
             if self._escaped:

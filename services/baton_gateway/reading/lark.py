@@ -1,4 +1,4 @@
-"""Writes texts that contain control tokens in the language of grammars, llguidance's dialect of Lark."""
+"""Writes texts that contain control tokens in llguidance's grammar language, a dialect of Lark."""
 
 import json
 import re
@@ -23,7 +23,7 @@ class LarkSpelling:
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def token(self, text: str) -> int | None:
-        """Return the id of the control token that a text is; None if it is none."""
+        """Return the id of the control token with this text; None if there is none."""
         return self._ids.get(text)
 
     def cut(self, text: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The parts of an answer: content, thoughts, and calls of functions."""
+"""The parts of an answer: content, thoughts, and tool calls."""
 
 import secrets
 from collections.abc import Callable, Iterable
@@ -31,13 +31,13 @@ class PartReader(Protocol):
 
 
 class CallReader(PartReader, Protocol):
-    """Reads text in which there may be calls of functions."""
+    """Reads text that may contain tool calls."""
 
-    count: int  # the calls that are complete, or would be if the model ended the text now
+    count: int  # complete calls, including one that would be complete if the text ended now
 
 
 class ThinkingReader(PartReader, Protocol):
-    """Reads text in which there may be thoughts."""
+    """Reads text that may contain thoughts."""
 
     thinking: bool  # whether the text read so far ends within thoughts
 
@@ -47,7 +47,7 @@ class ThinkingReader(PartReader, Protocol):
 
 
 class AnswerReader:
-    """Reads the thoughts in a text first, and then the calls in what is left."""
+    """Reads the thoughts in a text first, and then the tool calls in the remaining text."""
 
     def __init__(self, thoughts: ThinkingReader | None, calls: CallReader | None) -> None:
         """None = there are none, and text that looks like them is content."""
@@ -65,7 +65,7 @@ class AnswerReader:
         thoughts, calls = self._thoughts, self._calls
         if thoughts is None:
             return [text] if calls is None else calls.push(text)
-        # Streams consist of short texts, nearly all of which are plain. This is the shortest way for them.
+        # Streams consist of short texts, nearly all of which are plain. This is their fast path.
         if (part := thoughts.plain(text)) is not None:
             return calls.push(text) if calls is not None and part is text else [part]
         parts = thoughts.push(text)

@@ -1,4 +1,4 @@
-"""The base of the readers of all formats: text that arrives in pieces, and states that take what they can of it."""
+"""The base class of the readers of all formats: a state machine that reads text as it arrives in pieces."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -10,8 +10,8 @@ class TextReader(ABC):
     """Reads a text.
 
     A state is a method that takes what it can from the rest of the text. It returns whether the next state can go on
-    with the text that is left. The result must not depend on how the text is split into pieces, and each character
-    must become part of the answer, or be dropped because it marks one.
+    with the text that is left. The result must not depend on how the text is split into pieces, and each character must
+    either become part of the answer or be dropped as part of a marker.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class TextReader(ABC):
         return True
 
     def _may_become(self, *markers: str) -> bool:
-        """Return whether the rest may be the beginning of a marker, of which more characters may come."""
+        """Return whether the rest may be the beginning of a marker whose other characters are still to come."""
         return not self._ended and any(marker.startswith(self._rest) for marker in markers)
 
     def _held(self, text: str, *markers: str) -> int:

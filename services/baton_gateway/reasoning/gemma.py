@@ -19,5 +19,5 @@ class GemmaThoughts(TaggedThoughts):
     def free_rules(cls, place: Place, lark: LarkSpelling) -> str:
         id = lark.token("<|channel>")
         if id is None:
-            raise ValueError("the beginning of thoughts is no token of this model")
+            raise ValueError("the marker that begins thoughts is not a token of this model")
         return f"start: thoughts rest\nrest: <[^{id}]>*"

@@ -4,7 +4,7 @@ After the prompt, a model writes for example
 
     <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>
 
-A message to a function has `to=functions.NAME` in its header, before or behind the channel. It is passed on as it is,
+A message to a function has `to=functions.NAME` in its header, before or after the channel. It is passed on as it is,
 with its header, for the reader of calls. Source: https://github.com/openai/harmony, docs/format.md.
 """
 
@@ -47,13 +47,13 @@ class HarmonyThoughts(ThoughtReader):
             return 'thoughts: ""'
         end = lark.token("<|end|>")
         if end is None:
-            raise ValueError("<|end|> is no token of this model")
+            raise ValueError("<|end|> is not a token of this model")
         begin, finish = (lark.spell(text) for text in (f"{CHANNEL}analysis{MESSAGE}", f"<|end|>{START}assistant"))
         return f"thoughts: ({begin} any_thought {finish})?\n{any_until(end, budget)}"
 
     @staticmethod
     def free_rules(place: Place, lark: LarkSpelling) -> str:
-        """The first message after the thoughts must not be of their channel."""
+        """Forbid the analysis channel for the first message after the thoughts."""
         channel, message, constrain = (lark.spell(text) for text in (CHANNEL, MESSAGE, CONSTRAIN))
         return (
             f"start: thoughts rest\nrest: TO? {channel} OTHER ({constrain} KIND)? {message} any\n"
@@ -66,7 +66,7 @@ class HarmonyThoughts(ThoughtReader):
 
     @staticmethod
     def restored(message: dict[str, Any], thoughts: str) -> dict[str, Any]:
-        """The template takes either thoughts or content beside a call, and shows both as thoughts."""
+        """Add the content of a message with calls to its thoughts: the template takes only one of them, as thoughts."""
         content = message.get("content")
         if not message.get("tool_calls") or not content:
             return {**message, "thinking": thoughts}
@@ -97,7 +97,7 @@ class HarmonyThoughts(ThoughtReader):
         return self._go_body(thoughts=_channel_of(header) == "analysis")
 
     def _go_no_header(self) -> bool:
-        """Treat what looked like a header as content."""
+        """Treat text that looked like a header as content."""
         marker = next((marker for marker in (START, CHANNEL) if self._rest.startswith(marker)), "")
         self._add_content(self._take(len(marker)))
         return self._go_body(thoughts=False)
@@ -128,7 +128,7 @@ class HarmonyThoughts(ThoughtReader):
         return bool(marker) and self._go(self._between)
 
     def _next_stop(self) -> tuple[int, str]:
-        """Return how many characters of the rest are within the message, and the marker behind them, if it is there."""
+        """Return how many characters of the rest are within the message, and the marker after them, if it is there."""
         text = self._rest
         if "<" not in text:
             return len(text), ""
@@ -157,6 +157,6 @@ def _may_be_header(text: str) -> bool:
 
 
 def _channel_of(header: str) -> str:
-    """Return the channel that a header names; no message may lack one, but some do."""
+    """Return the channel that a header names. It is empty if a model has left out the required channel."""
     _, _, behind = header.partition(CHANNEL)
     return (behind.split(maxsplit=1) or [""])[0].partition("<")[0]

@@ -15,7 +15,7 @@ class TaggedThoughts(ThoughtReader):
 
     begin: ClassVar[str]
     finish: ClassVar[str]
-    # Whether thoughts can begin anywhere. Otherwise they stand only at the beginning of a text, since an answer may
+    # Whether thoughts can begin anywhere. Otherwise thoughts come only at the beginning of a text, since an answer may
     # mention the marker.
     anywhere: ClassVar[bool] = False
     # Other spellings of `begin` and `finish`, each with the same first character.
@@ -49,7 +49,7 @@ class TaggedThoughts(ThoughtReader):
         if id is not None:
             return f"{rule}\nthought: any_thought {finish}\n{any_until(id, budget)}"
         if budget is not None:
-            raise ValueError("the end of thoughts is no token of this model")
+            raise ValueError("the marker that ends thoughts is not a token of this model")
         return f"{rule}\nthought[suffix={finish}]: /(?s:.*)/"
 
     @classmethod
@@ -58,7 +58,7 @@ class TaggedThoughts(ThoughtReader):
             return "start: thoughts rest\nrest: <[*]>*"
         id = lark.token(cls.begin.strip())
         if id is None:
-            raise ValueError("the beginning of thoughts is no token of this model")
+            raise ValueError("the marker that begins thoughts is not a token of this model")
         return f"start: before thoughts rest\nbefore: <[^{id}]>?\nrest: <[^{id}]>*"
 
     def plain(self, text: str) -> Part | None:
@@ -84,7 +84,7 @@ class TaggedThoughts(ThoughtReader):
         return self._go(self._begun)
 
     def _begun(self) -> bool:
-        """The state behind the marker that begins thoughts."""
+        """The state after the marker that begins thoughts."""
         self._drop_around()
         self._in_thoughts = bool(self._rest)
         return self._in_thoughts and self._go(self._thoughts)
@@ -106,7 +106,7 @@ class TaggedThoughts(ThoughtReader):
         return False
 
     def _finished(self) -> bool:
-        """The state behind the marker that ends thoughts."""
+        """The state after the marker that ends thoughts."""
         self._drop_around()
         return bool(self._rest) and self._go(self._answer)
 

@@ -1,4 +1,4 @@
-"""What all formats of thoughts have in common."""
+"""The base class of the readers of thoughts."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -8,8 +8,8 @@ from ..reading.lark import LarkSpelling
 from ..reading.parts import Part
 from ..reading.text_reader import TextReader
 
-# Where the text of the model begins: thoughts may come, it is within thoughts that the prompt has begun, or they are
-# over already.
+# Where the model's text begins: before possible thoughts, inside thoughts that the prompt has begun, or after the
+# thoughts.
 Place = Literal["before", "inside", "after"]
 
 

@@ -1,4 +1,4 @@
-"""How the answer to a chat is written and read: where thoughts and calls are, and the grammar of all of it."""
+"""The format of the answer to a chat: how its thoughts and tool calls are found, and the grammar of the whole."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _PROMPT_END = 16  # tokens at the end of a prompt that show whether it has begun
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """reader: creates a reader for each choice; None = all text is content. markers: they must stay in the text."""
+    """reader: creates a reader for each choice; None = all text is content. markers: kept in the text."""
 
     grammar: pb.Grammar | None
     reader: MakeReader | None
@@ -38,7 +38,7 @@ def answer_format(
 ) -> AnswerFormat:
     """Return the format of the answer to a prompt. given: the grammar that the request's own fields set.
 
-    Raises ApiError when the model cannot keep to it.
+    Raises ApiError when the model cannot write this format.
     """
     thoughts = served.thoughts
     parser = served.tool_parser if request.may_call or request.must_call else None
@@ -85,7 +85,7 @@ def _make_reader(
 
 
 def _required_calls(request: ChatCompletionRequest, parser: type[ToolParser], served: ServedModel) -> pb.Grammar:
-    """Return the grammar of the calls that the request demands, as the model writes them."""
+    """Return the grammar of the tool calls that the request demands, in the model's own format."""
     functions: Mapping[str, Mapping[str, Any]] = {
         tool.function.name: parameters_of(tool)
         for tool in request.tools or ()
@@ -103,7 +103,7 @@ def _with_thoughts(
     grammar: pb.Grammar | None,
     served: ServedModel,
 ) -> pb.Grammar | None:
-    """Return a grammar for the thoughts, which it leaves free but for their budget, and the answer behind them."""
+    """Return a grammar of thoughts followed by the answer. It restricts the thoughts only by their budget."""
     budget, lark = request.thinking_token_budget, served.tokenizer.lark
     if place == "after" or (grammar is None and budget is None):
         return grammar
@@ -122,4 +122,4 @@ def _with_thoughts(
 
 
 def _no_budget(reason: str) -> Exception:
-    return bad_request(f"'thinking_token_budget' cannot be kept: {reason}.", "thinking_token_budget")
+    return bad_request(f"'thinking_token_budget' cannot be enforced: {reason}.", "thinking_token_budget")

@@ -222,7 +222,7 @@ class ChatCompletionRequest(GenerationRequest, ChatTemplateRequest):
     @model_validator(mode="after")
     def _served(self) -> Self:
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise bad_request("'best_of' other than 'n' is only for completions.", "best_of")
+            raise bad_request("'best_of' must equal 'n' in chat completions.", "best_of")
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
         self._check_tools()
@@ -252,7 +252,7 @@ class ChatCompletionRequest(GenerationRequest, ChatTemplateRequest):
             raise bad_request("Two functions of 'tools' have the same name.", "tools")
         parameters = [tool.function.parameters for tool in self.tools or () if tool.function.parameters]
         if (too_much := excess(parameters, MAX_SCHEMA_VALUES, MAX_SCHEMA_NESTING + 1)) is not None:
-            raise bad_request(f"The parameters of all functions of 'tools' together: {too_much}.", "tools")
+            raise bad_request(f"The parameters of all functions in 'tools' together {too_much}.", "tools")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.name not in names:
             raise bad_request("'tool_choice' names a function that is not among 'tools'.", "tool_choice")
         if self.tool_choice == "required" and not names:

@@ -41,7 +41,7 @@ def _as_templates_take_it(message: Message, reader: type[ThoughtReader] | None) 
 
 
 def _effort(effort: str | None) -> dict[str, Any]:
-    """Return the variables by which templates set how much the model thinks, or that it does not."""
+    """Return the template variables that set how much the model thinks, or turn its thoughts off."""
     if effort is None:
         return {}
     return {"reasoning_effort": effort, "enable_thinking": effort != "none", "thinking": effort != "none"}

@@ -53,7 +53,7 @@ class InputMessage(RequestModel):
 
 
 class FunctionCall(RequestModel):
-    """A call that the model has made in an earlier turn. arguments: JSON."""
+    """A tool call of the model in an earlier turn. arguments: JSON."""
 
     type: Literal["function_call"]
     call_id: CallName
@@ -75,7 +75,7 @@ class ReasoningText(RequestModel):
 
 
 class ReasoningInput(RequestModel):
-    """The thoughts of the model in an earlier turn. A summary is no text of the model, so it is ignored."""
+    """The thoughts of the model in an earlier turn. A summary is ignored, since the model did not write it."""
 
     type: Literal["reasoning"]
     content: Annotated[list[ReasoningText], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
@@ -227,10 +227,12 @@ class ResponseRequest(SamplingRequest):
         if self.stream_options is not None and not self.stream:
             raise bad_request("'stream_options' needs 'stream' to be true.", "stream_options")
         if self.background:
-            raise bad_request("'background' is not supported: an answer is not kept.", "background")
+            raise bad_request("'background' is not supported: answers are not stored.", "background")
         for name in ("previous_response_id", "conversation"):
             if getattr(self, name) is not None:
-                raise bad_request(f"'{name}' is not supported: no answer is kept. Send all items in 'input'.", name)
+                raise bad_request(
+                    f"'{name}' is not supported: answers are not stored. Send all items in 'input'.", name
+                )
         if self.prompt is not None:
             raise bad_request("'prompt' is not supported.", "prompt")
         return self

@@ -92,7 +92,7 @@ def fit_prompt(
 
 
 def output_budget(prompt_tokens: int, requested: int | None, limits: PodLimits, param: str) -> int:
-    """Return how many tokens may be generated: the number asked for, or else all that fit in the context."""
+    """Return how many tokens may be generated: the requested number, or else all that fit in the context."""
     most = limits.max_model_len
     if prompt_tokens + max(requested or 0, 1) <= most:
         return requested if requested is not None else most - prompt_tokens

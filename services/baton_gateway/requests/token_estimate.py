@@ -25,7 +25,7 @@ _COMPLETION_TOKENS = 16  # of a completions request without `max_tokens`, as in 
 def num_sequences(body: GenerationRequest | TokenizeRequest | DetokenizeRequest, maximum: int) -> int:
     """Return how many sequences a request generates: one per prompt and choice; 1 for a request that generates none.
 
-    maximum: of sequences for one request. Raises ApiError 400 for more.
+    maximum: the most sequences of one request. Raises ApiError 400 for more.
     """
     if not isinstance(body, GenerationRequest):
         return 1
@@ -56,7 +56,7 @@ def expected_tokens(body: GenerationRequest | TokenizeRequest | DetokenizeReques
 
 
 def _chat_tokens(body: ChatCompletionRequest | TokenizeRequest, messages: Sequence[Message]) -> int:
-    """Count all that the chat template may write, since a prompt may consist of functions or documents, too."""
+    """Estimate the tokens of all that the chat template may write, which includes tools and documents."""
     tools = None if isinstance(body, ChatCompletionRequest) and body.tool_choice == "none" else body.tools
     functions = [(tool.function.description, tool.function.parameters) for tool in tools or ()]
     return (

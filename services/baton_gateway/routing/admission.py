@@ -12,7 +12,7 @@ from .pods import Pod
 from .prefix_index import PrefixIndex
 from .router import Router
 
-_REPLACED_WITHIN_S = 30.0  # a pod that takes longer to come back is not just being replaced
+_REPLACED_WITHIN_S = 30.0  # a pod that is gone for longer counts as lost, not as being replaced
 _LONGEST_RETRY_S = 60  # OpenAI's SDK does not retry at all if Retry-After is longer than two minutes
 
 
@@ -20,8 +20,8 @@ _LONGEST_RETRY_S = 60  # OpenAI's SDK does not retry at all if Retry-After is lo
 class AdmissionRequest:
     """A request that waits for admission.
 
-    admit: called once when the request is admitted; it sends the prompts to pods. refuse: called instead if the
-    request is refused. priority: of the tenant; lower is more urgent. order: among the requests of the tenant; lower is
+    admit: called once when the request is admitted; it sends the prompts to pods. refuse: called instead if the request
+    is refused. priority: the tenant's; lower is more urgent. order: the rank among the tenant's requests; lower is
     admitted first.
     """
 
@@ -40,7 +40,7 @@ class AdmissionRequest:
 
 
 class Admission:
-    """Keeps the prefill queues of pods short: pods do not know tenants, so fairness is only possible here."""
+    """Keeps the prefill queues of pods short. Pods do not know tenants, so only the gateway's queue can be fair."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Admission:
         ttft_slo_s: float,
         pod_wait_s: float,
     ) -> None:
-        """clock: returns seconds that never go back. max_waiting: requests that may wait. pod_queue_s: seconds of
+        """clock: returns monotonic seconds. max_waiting: requests that may wait. pod_queue_s: seconds of
         prefill that a pod may have queued when it gets another request. ttft_slo_s: a request whose predicted TTFT is
         longer is refused at once. pod_wait_s: seconds that a request waits for a decode pod that is being replaced."""
         self._router = router
@@ -75,7 +75,7 @@ class Admission:
 
     @property
     def expects_pod(self) -> bool:
-        """Whether no decode pod is live, but one was so lately that it is probably being replaced."""
+        """Whether no decode pod is live, but one was so recently that it is probably being replaced."""
         return not self._router.prefilling() and self._clock() - self._live_at < _REPLACED_WITHIN_S
 
     def submit(self, request: AdmissionRequest) -> None:
@@ -134,8 +134,9 @@ class Admission:
             request.refuse(no_decode_pod())
 
     def _enqueue(self, request: AdmissionRequest, missing: int, wait: float) -> None:
-        """missing: the work of its prompts. wait: predicted seconds, after which a request that finds no place in the
-        queue may be retried."""
+        """missing: the prefill work of its prompts. wait: the predicted wait in seconds; a request that finds no place
+        in the queue gets it as Retry-After.
+        """
         pushed_out = self._queue.push(
             request.tenant, request, max(missing, 1), request.weight, request.priority, request.order
         )
@@ -144,7 +145,7 @@ class Admission:
         self.admit_waiting()
 
     def _refuse_late(self) -> None:
-        """Refuse the requests that came `pod_wait_s` ago, unless a decode pod was live since then."""
+        """Refuse the requests that have waited for `pod_wait_s`, unless a decode pod was live in that time."""
         latest = self._clock() - self._pod_wait_s
         if self._live_at > latest:
             return
@@ -153,7 +154,7 @@ class Admission:
             request.refuse(no_decode_pod())
 
     def _has_room(self, pods: Sequence[Pod], request: AdmissionRequest) -> bool:
-        """Whether a pod can prefill a request soon. Longer prompts queued there do not count, as it overtakes them."""
+        """Whether a pod can prefill a request soon. The pod runs shorter prompts first, so longer ones do not count."""
         tokens = request.num_tokens
         return any(
             pod.prefill_tokens.ahead_of(pod.prompt_work(tokens)) <= self._pod_queue_s * self._costs.prefill_rate(pod)
@@ -161,8 +162,7 @@ class Admission:
         )
 
     def _missing(self, demand: Demand, pods: Sequence[Pod]) -> int:
-        """Return the work of the tokens of a prompt that the pod with the longest cached prefix lacks, as such pods
-        count it."""
+        """Return the work (Pod.prompt_work) of the tokens after the longest prefix of a prompt that any pod caches."""
         cached = [
             blocks * size
             for size in {pod.block_size for pod in pods} - {0}

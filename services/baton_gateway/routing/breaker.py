@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-FAILURES = 3  # so many failures in a row open a breaker
+FAILURES = 3  # failures in a row that open a breaker
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 30.0
 

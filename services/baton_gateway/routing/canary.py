@@ -20,7 +20,7 @@ class CanaryShare(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     shadow: bool = False
 
     def takes(self, canary_draw: float) -> bool:
-        """Whether the canary gets a request with this draw, which is as in Demand.
+        """Whether the canary gets a request. canary_draw: as in Demand.
 
         A session that the canary serves stays with it while the weight grows.
         """

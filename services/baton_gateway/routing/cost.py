@@ -1,4 +1,4 @@
-"""Predicts the TTFT of a request on a pod from the load and the rates that are known of the pod."""
+"""Predicts the TTFT of a request on a pod from the pod's known load and rates."""
 
 from dataclasses import dataclass
 
@@ -15,26 +15,26 @@ class CostModel:
 
     default_prefill_rate: float = 10_000.0  # for a pod until it or this gateway has measured its rate
     slowest_prefill_rate: float = (
-        200.0  # for a pod without a known rate, which may compute on a CPU, in `longest_prefill`
+        200.0  # in `longest_prefill`, for a pod without a known rate, which may compute on a CPU
     )
-    prefill_margin: float = 3.0  # a prefill may take so many times as long as predicted
+    prefill_margin: float = 3.0  # a prefill may take this many times the predicted time
     transfer_rate: float = 2e9  # to a decode pod that has not reported a hand-over yet
     handover_s: float = 0.003  # the part of a hand-over that does not depend on its size
-    request_s: float = 0.001  # each request that decodes on a pod adds so much to the wait of a new one
+    request_s: float = 0.001  # wait that each request decoding on a pod adds for a new one
     turnover_s: float = 10.0  # time in which all blocks of a full pod become free
-    # A second of delay to one running decode counts as so many seconds of TTFT.
+    # Seconds of TTFT that count as much as one second of delay to one running decode.
     decode_delay: float = 0.4
     max_busy_share: float = 0.9  # upper bound of the share of the time that a pod counts as busy
 
     def prefill_rate(self, pod: Pod) -> float:
-        """Return how many prompt tokens without context a pod computes in a second."""
+        """Return a pod's prefill rate in tokens without context per second."""
         return pod.prefill_rate or pod.learned_rate or self.default_prefill_rate
 
     def prefill(self, pod: Pod, num_tokens: int, cached: int = 0) -> float:
-        """Return the time until a pod has computed so many tokens of a new prompt, behind what is queued there.
+        """Return the seconds that a pod takes for `num_tokens` tokens of a new prompt, including the wait in its queue.
 
-        The prompt overtakes longer ones, but has to wait for the step that the pod computes. cached: tokens of the
-        prompt before those to compute.
+        The pod runs the prompt before longer ones, but not before the end of the current step. cached: tokens of the
+        prompt that come before the computed ones.
         """
         load, work = pod.prefill_tokens.load, pod.prompt_work(num_tokens, cached)
         if load > work and pod.step_tokens:
@@ -42,25 +42,25 @@ class CostModel:
         return (load + work) / self.prefill_rate(pod)
 
     def longest_prefill(self, pod: Pod, work: int) -> float:
-        """Return how long a working pod may take at most to compute so much, however busy it is."""
+        """Return the most seconds that a working pod, however busy, may take for this much work."""
         return self.prefill_margin * work / (pod.prefill_rate or pod.learned_rate or self.slowest_prefill_rate)
 
     def price(self, pod: Pod) -> float:
         """Return the price of a second of prefill on a pod, which includes the delay of later requests.
 
-        A second of work on a pod delays the requests that arrive until the pod is idle again. This takes 1 / (1 - busy
-        share) seconds (the busy period of M/G/1: Kleinrock, Queueing Systems 1, 5.8).
+        A second of work on a pod delays the requests that arrive until the pod is idle again. It becomes idle after 1 /
+        (1 - busy share) seconds (the busy period of M/G/1: Kleinrock, Queueing Systems 1, 5.8).
         """
         return 1 / (1 - min(pod.busy_share, self.max_busy_share))
 
     def transfer(self, pod: Pod, num_tokens: int) -> float:
-        """Return how long after the first token a decode pod has received the KV of so many tokens from another pod."""
+        """Return the seconds from the first token until the KV of `num_tokens` tokens is on a decode pod."""
         if pod.handover_token_s is not None:
             return num_tokens * pod.handover_token_s
         return self.handover_s + num_tokens * pod.token_bytes / self.transfer_rate
 
     def decode_wait(self, pod: Pod, num_tokens: int) -> float:
-        """Return the time until a request of so many new tokens of KV gets its blocks and its place in a step."""
+        """Return the seconds until a request gets blocks for `num_tokens` new tokens of KV, and a place in a step."""
         wait = pod.requests.load * self.request_s
         if pod.block_size:
             short = pod.blocks_for(num_tokens) - (pod.num_blocks - pod.blocks_held)

@@ -20,7 +20,7 @@ class _PrefillCandidate(NamedTuple):
     """A prefill pod that may be chosen, its predicted time, and how many tokens of the prompt it has cached."""
 
     seconds: float
-    slot: int  # no two candidates are equal
+    slot: int  # makes candidates with equal times comparable
     pod: Pod
     cached: int  # tokens
 
@@ -161,7 +161,7 @@ def _price(pair: _Pair) -> float:
 
 
 def _tie_breaker(session: str) -> Callable[[Pod], int]:
-    """Return the order of pods with equal prices: by session, or without one the least often chosen pod first.
+    """Return the order of pods with equal prices: by session, or, without a session, the least often chosen pod first.
 
     A session's order is the same in every gateway. When a pod comes or goes, only the sessions that this pod serves
     move (rendezvous hashing).

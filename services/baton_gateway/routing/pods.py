@@ -35,7 +35,7 @@ class InFlight:
         self._settle()
 
     def ahead_of(self, amount: int) -> int:
-        """Return the load without this gateway's charges of larger amounts, which smaller ones overtake."""
+        """Return the load without this gateway's larger charges, because pods run shorter prompts first."""
         return max(self.load - sum(larger * count for larger, count in self.amounts.items() if larger > amount), 0)
 
     def report(self, load: int) -> None:
@@ -73,11 +73,11 @@ class Pod:
     token_bytes: int = 0  # bytes of KV per token; 0 = not reported
     step_tokens: int = 0  # most tokens of one engine step; 0 = not reported
     cache_scopes: bool = False  # its prefix cache keeps blocks of different cache scopes apart
-    handed_over_tokens: int = 0  # since its start, as is the next, when handover_token_s was last updated
+    handed_over_tokens: int = 0  # the pod's total when handover_token_s was last updated
     exposed_handover_s: float = 0.0
     handover_token_s: float | None = None  # recent seconds that handing over one token adds; None = unknown
     requests: InFlight = field(default_factory=InFlight)  # requests that decode on this pod
-    prefill_tokens: InFlight = field(default_factory=InFlight)  # prompts that wait, as prompt_work counts them
+    prefill_tokens: InFlight = field(default_factory=InFlight)  # waiting prompts, in the unit of prompt_work
     busy_share: float = 0.0  # share of recent arrivals best served here that found the pod busy
     breaker: Breaker = field(default_factory=Breaker)
     dispatched: int = 0  # how often it was chosen
@@ -87,7 +87,7 @@ class Pod:
         return self.reporting and self.connected and self.listed and not self.draining
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks a request of so many tokens needs, that of its next token included.
+        """Return how many blocks a request of `num_tokens` tokens needs, including the block of its next token.
 
         The pod must have reported its block size.
         """
@@ -97,12 +97,12 @@ class Pod:
     def prompt_work(self, num_tokens: int, cached: int = 0) -> int:
         """Return the work of prefilling num_tokens tokens of a prompt after `cached` ones, in tokens without context.
 
-        A token takes longer the more tokens are before it. An older pod does not report by how much.
+        A token takes longer the more context it has. Pods of older versions do not report how much longer.
         """
         return round(num_tokens * (1 + self.context_cost * (cached + num_tokens / 2)))
 
     def note_handovers(self, tokens: int, exposed_s: float) -> None:
-        """Take the pod's totals of hand-overs since its start: tokens, and seconds that prefills waited for them."""
+        """Note the pod's hand-over totals since its start: tokens, and seconds that they added after first tokens."""
         new, seconds = tokens - self.handed_over_tokens, exposed_s - self.exposed_handover_s
         if new >= LEAST_TOKENS_TO_LEARN:
             self.handed_over_tokens, self.exposed_handover_s = tokens, exposed_s
@@ -115,7 +115,7 @@ class Pod:
     def learn_rate(self, work: int, seconds: float) -> None:
         """Learn from a prompt that got its first token after `seconds`.
 
-        work: what the pod had to compute until then, the prompt included, as prompt_work counts.
+        work: all work of the pod until then, including the prompt, in the unit of prompt_work.
         """
         if work < LEAST_TOKENS_TO_LEARN or seconds <= 0:
             return
@@ -128,7 +128,7 @@ def _learned(known: float | None, new: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PodLimits:
-    """What pods can take. max_model_len: tokens of prompt and output together."""
+    """The limits of a request that pods can take. max_model_len: tokens of prompt and output together."""
 
     max_model_len: int
     vocab_size: int

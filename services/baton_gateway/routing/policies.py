@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from .demand import Demand
 from .pods import Pod
 
-MAX_PREFILLS = 3  # prefill pods that a request may be handed to, one after another
+MAX_PREFILLS = 3  # prefill pods that are tried for a request, one after another
 
 PolicyName = Literal["kv_aware", "least_loaded", "round_robin", "random"]
 # Why a prompt is computed on its pod: the predicted TTFT is the lowest there, most of the prompt is cached there, there
@@ -41,7 +41,7 @@ class PodChoice:
 
 class Policy(Protocol):
     def choose(self, demand: Demand, groups: Sequence[Group]) -> PodChoice:
-        """Choose among the pods of these groups, of which there is at least one. Charges nothing."""
+        """Choose pods from these groups, without charging them. There is at least one group."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Which blocks of KV each pod's prefix cache holds, as the pods report it."""
+"""The index of the KV blocks that each pod's prefix cache holds, as the pods report them."""
 
 from collections.abc import Iterable
 
@@ -14,9 +14,7 @@ class PrefixIndex:
         self._max_entries = max_entries
         self._holders: dict[int, int] = {}
         self._keys: dict[int, set[int]] = {}
-        self._bits: list[
-            int
-        ] = []  # shared objects: most blocks are on one pod only, so that their values need no memory
+        self._bits: list[int] = []  # most blocks are on one pod only, and share these objects as their values
         self.num_entries = 0
 
     def gain(self, slot: int, keys: Iterable[int]) -> None:

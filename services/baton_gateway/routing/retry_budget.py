@@ -20,7 +20,7 @@ class RetryBudget:
     """
 
     def __init__(self, share: float, per_s: float, clock: Callable[[], float]) -> None:
-        """clock: returns seconds that never go back."""
+        """clock: returns monotonic seconds."""
         self._share = share
         self._per_s = per_s
         self._clock = clock

@@ -10,9 +10,9 @@ from .demand import Demand
 from .pods import InFlight, Pod
 from .policies import Group, PodChoice, Policy
 
-_DOUBT = 0.02
-# The pods of a pool are alike, so that a pod which is slower than this was stalled when its rate was learned.
-_MOST_SLOWER = 20
+_RATE_RAISE = 0.02
+# The pods of a pool are alike. A pod that seems slower by more than this factor was stalled when its rate was learned.
+_STALL_FACTOR = 20
 
 
 class Route:
@@ -33,7 +33,7 @@ class Route:
         self._num_tokens = demand.num_tokens
         self._trials: list[Breaker] = []
         self._charges: list[tuple[InFlight, int]] = []
-        self._queued = 0  # work, this prompt included, that the prefilling pod had when it got the prompt
+        self._queued = 0  # the prefilling pod's work when it got this prompt, including the prompt
         self._charge(self.decode.requests, 1)
         self._admit(self.decode)
         self._start_prefill(choice.num_cached)
@@ -45,7 +45,7 @@ class Route:
 
     @property
     def queued(self) -> int:
-        """The work, this prompt included, that the prefilling pod had when it got the prompt (Pod.prompt_work)."""
+        """The prefilling pod's work when it got this prompt, including the prompt (Pod.prompt_work)."""
         return self._queued
 
     def handover_failed(self, address: str) -> None:
@@ -126,11 +126,11 @@ class Router:
     def __init__(
         self, decodes: Iterable[Pod], prefills: Iterable[Pod], policy: Policy, clock: Callable[[], float]
     ) -> None:
-        """clock: returns seconds that never go back."""
+        """clock: returns monotonic seconds."""
         self.decodes: list[Pod] = []
         self.prefills: list[Pod] = []
         self.canary: CanaryShare | None = None
-        self.freed: Callable[[], None] = lambda: None  # called when a pod has less to do
+        self.freed: Callable[[], None] = lambda: None  # called when a charge has been released
         self._policy = policy
         self._clock = clock
         for pod in decodes:
@@ -184,20 +184,20 @@ class Router:
         if not groups:
             return None
         route = Route(self._policy.choose(demand, groups), demand, self._clock, self.freed)
-        self._doubt_rates(route.prefilling)
+        self._raise_learned_rates(route.prefilling)
         return route
 
-    def _doubt_rates(self, chosen: Pod) -> None:
+    def _raise_learned_rates(self, chosen: Pod) -> None:
         """Raise the learned rates of the prefill pods that were not chosen, up to that of the fastest one.
 
         A rate that was learned while a pod was slow for another reason keeps requests away from the pod, so that
         nothing would correct it. With this, a pod that seems k times as slow as the fastest one is tried again after
-        about log(k) / log(1 + _DOUBT) requests: 35 for 2 times, 150 for _MOST_SLOWER = 20 times and for more.
+        about log(k) / log(1 + _RATE_RAISE) requests: 35 for 2 times, 150 for _STALL_FACTOR = 20 times and for more.
         """
         fastest = max((pod.learned_rate for pod in self.prefills), default=0.0)
         for pod in self.prefills:
             if pod is not chosen and pod.learned_rate:
-                pod.learned_rate = min(fastest, max(pod.learned_rate * (1 + _DOUBT), fastest / _MOST_SLOWER))
+                pod.learned_rate = min(fastest, max(pod.learned_rate * (1 + _RATE_RAISE), fastest / _STALL_FACTOR))
 
     def partners(self, decode: Pod) -> list[Pod]:
         """Return the live prefill pods of the same revision as a decode pod."""
@@ -225,7 +225,8 @@ class Router:
         fits = [pod for pod in self.decodes if pod.live and pod.max_model_len >= demand.max_total_tokens]
         if fingerprint is not None:
             fits = [pod for pod in fits if pod.fingerprint == fingerprint]
-        # If all decode pods have failed, they are used. Failed prefill pods never are, since decode pods can prefill.
+        # If the breakers of all decode pods are open, these pods are used nevertheless. Prefill pods with open breakers
+        # never are, since decode pods can prefill.
         wanted = [pod for pod in fits if pod.address not in avoid] if avoid else fits
         sound = [pod for pod in wanted if pod.breaker.allows(now)]
         prefills = [

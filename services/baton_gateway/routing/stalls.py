@@ -11,7 +11,7 @@ Stall = Literal["first_token_timeout", "inter_token_timeout"]
 
 @dataclass(frozen=True, slots=True)
 class StallTimeouts:
-    """Timeouts in seconds. The time that computing the prompt may take at most is added to them."""
+    """Timeouts in seconds. The longest time that computing the prompt may take is added to them."""
 
     first_token_s: float
     inter_token_s: float

@@ -1,4 +1,4 @@
-"""The facts about one HTTP request for its log line and the metrics. Its content is not among them."""
+"""The record of one HTTP request for its log line and the metrics. It holds none of the request's content."""
 
 import re
 import time
@@ -15,7 +15,7 @@ from ..tenancy.tenants import Identity
 WELL_FORMED_ID = re.compile(r"[A-Za-z0-9._\-]{1,128}")
 SCOPE_KEY = "baton.record"
 SMALL_BODY_BYTES = 32_768
-# The key in an ASGI scope of the server's own `send`. The events of a stream go there directly, past all middleware.
+# The key of the server's own `send` in an ASGI scope. Events of a stream are sent with it, bypassing all middleware.
 SEND_BODY = "baton.send_body"
 
 
@@ -47,7 +47,7 @@ class RequestRecord:
     resumes: int = 0
     identity: Identity | None = None
     body_bytes: int = 0
-    client: Client = field(default_factory=Client)  # on whose behalf threads work on this request
+    client: Client = field(default_factory=Client)  # the client for whom threads process this request
     reservation: Reservation | None = None
     status: int = 0
     error: str | None = None

@@ -11,7 +11,10 @@ _LABELS = ("model", "revision")
 
 
 class RevisionMetrics:
-    """Counts requests by pod: one that fails on a pod and continues elsewhere is an error of that pod's revision."""
+    """Counts each request once per pod.
+
+    A request that fails on a pod and continues elsewhere is an error of the first pod's revision.
+    """
 
     def __init__(self) -> None:
         prefix = "baton_gateway_revision_"

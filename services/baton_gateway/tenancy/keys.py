@@ -14,14 +14,14 @@ MOST_DAYS = 36_500
 
 
 class Key(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What is stored of a key.
+    """The stored record of a key.
 
-    id: its public part, for logs and for revoking it. models: empty = all models of its tenant. days: the validity that
-    was asked for when the key was made; after a rotation `expires` no longer shows it.
+    id: its public part, for logs and for revoking it. models: empty = all models of its tenant. days: the validity
+    requested when the key was made; after a rotation `expires` no longer shows it.
     """
 
     id: str
-    hash: str  # SHA-256 of the whole key, in hex; a key has 192 random bits, which nobody can guess
+    hash: str  # SHA-256 of the whole key, in hex; a key has 192 random bits, too many to guess
     tenant: str
     expires: datetime | None = None
     models: list[str] = []
@@ -42,7 +42,7 @@ class Key(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 def make_key(
     tenant: str, expires: datetime | None = None, models: list[str] | None = None, days: float | None = None
 ) -> tuple[str, Key]:
-    """Return a new key, which is to be shown once, and the record of it, which is to be stored."""
+    """Return a new key, to be shown once, and its record, to be stored."""
     id = secrets.token_hex(4)
     text = f"{_PREFIX}-{id}-{secrets.token_urlsafe(_SECRET_BYTES)}"
     return text, Key(id, digest(text), tenant, expires, models or [], days)

@@ -63,7 +63,7 @@ class _Unsettled(msgspec.Struct):
 
 
 class Quota:
-    """Reserves in the Redis that gateways share, or in this process if there is no Redis or it is lost."""
+    """Keeps reservations in the Redis that gateways share, or in this process if there is no Redis or it is lost."""
 
     def __init__(self, shared: RedisLimits | None, redis_lost: RedisLost = "local") -> None:
         """redis_lost: while Redis cannot be reached, count in this process alone, or refuse all requests."""

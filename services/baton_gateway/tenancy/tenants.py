@@ -26,9 +26,9 @@ _PerMinute = Annotated[int, msgspec.Meta(ge=0, le=MOST_PER_MINUTE)]
 
 
 class Tenant(msgspec.Struct, forbid_unknown_fields=True):
-    """A tenant's limits; 0 = no limit. max_streams: sequences at the same time. weight: of its turns in queues.
+    """A tenant's limits; 0 = no limit. max_streams: sequences at the same time. weight: its share of turns in queues.
 
-    priority: among tenants; lower is more urgent. models: empty = all. cache_group: tenants of one group share prefix
+    priority: lower is more urgent. models: empty = all. cache_group: tenants of one group share prefix
     caches, so each can find out which prompts the others have sent; empty = this tenant shares with no other.
     """
 
@@ -85,7 +85,7 @@ def known_tenants(file: TenantsFile | None) -> Mapping[str, Tenant]:
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """The tenant of a request. models: that it may use; empty = all. key: the key's public id; None if static."""
+    """The tenant of a request. models: those it may use; empty = all. key: the key's public id; None if static."""
 
     name: str
     tenant: Tenant
@@ -127,7 +127,7 @@ class Tenants:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the sources were last read or found unchanged. A key revoked later may still be accepted."""
+        """Seconds since the sources were last read or found unchanged. A key revoked since may still be accepted."""
         return time.monotonic() - self._current_at
 
     @property

@@ -1,4 +1,4 @@
-"""Arguments that models do not write as JSON, and what the schema of a function says about them."""
+"""Arguments that models write in other formats than JSON, and the types that the function's schema gives them."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,8 @@ def with_definitions(argument: Mapping[str, Any], schema: Mapping[str, Any]) -> 
 class ArgumentTypes:
     """The types of JSON that the arguments of one function may have.
 
-    Types are found when an argument is read, in the event loop, and a schema may have tens of thousands of arguments.
+    An argument's types are found only when it is read: this runs in the event loop, and a schema may have tens of
+    thousands of arguments.
     """
 
     def __init__(self, schema: Mapping[str, Any] | None) -> None:
@@ -52,11 +53,11 @@ class ArgumentTypes:
         return self._types[name]
 
     def is_text(self, name: str) -> bool:
-        """Return whether an argument can only be a string, so that it is exactly what the model writes."""
+        """Return whether an argument can only be a string, so that its value is the model's text."""
         return self.of(name) == {"string"}
 
     def read(self, name: str, text: str) -> str:
-        """Return as JSON an argument that a model has written as a string without quotes, or else as JSON."""
+        """Return an argument as JSON. text: a string without quotes, or JSON."""
         types, stripped = self.of(name), text.strip()
         try:
             value = _PYTHON[stripped] if stripped in _PYTHON else json.loads(stripped)
@@ -68,7 +69,7 @@ class ArgumentTypes:
 
 
 def _types(argument: Mapping[str, Any], root: Mapping[str, Any]) -> set[str]:
-    """Return the types that a schema allows, as far as it says so simply; none = any."""
+    """Return the types that a schema names in a simple way; none = any."""
     found: set[str] = set()
     for schema in _alternatives(argument, root):
         given = schema.get("type")
@@ -95,7 +96,7 @@ def _alternatives(argument: Mapping[str, Any], root: Mapping[str, Any]) -> Itera
 
 
 def _followed(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a schema refers to within the schema around it."""
+    """Return the schema that a schema refers to, if it does. root: the schema around it."""
     for _ in range(_MOST_REFERENCES):
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#/") or len(reference) > _MOST_REFERENCE_CHARS:

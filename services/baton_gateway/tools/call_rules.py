@@ -1,4 +1,4 @@
-"""Grammars of calls: what all formats share."""
+"""The grammars of tool calls, as far as all formats share them."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,8 +11,8 @@ from ..reading.lark import LarkSpelling
 
 _SPACE = r"[ \t\r\n]{1,32}"  # as in all grammars of the engine: a weak model may repeat white space forever
 
-# The Lark of arguments: from the number of a function and its schema to rules, of which one is `arguments<n>`. They are
-# made one by one, because together they can be much longer than the schema.
+# Makes the Lark rules of a function's arguments from the function's number and schema. One of them is `arguments<n>`.
+# They are made one by one, because together they can be much longer than the schema.
 ArgumentRules = Callable[[int, Mapping[str, Any]], Iterable[str]]
 
 
@@ -40,9 +40,9 @@ class CallRules:
     ) -> str:
         """Return Lark for calls that are each `head(name)`, the arguments and `tail`.
 
-        opening, separator, closing: the texts before, between and behind the calls. arguments: the rules of a
+        opening, separator, closing: the texts before, between and after the calls. arguments: the rules of a
         function's arguments; None = they are JSON.
-        Raises ApiError when the rules are longer than pods take.
+        Raises ApiError when the rules are longer than pods accept.
         """
         spell, make = self.lark.spell, arguments or json_arguments
         more = f"({spell(separator)} call)*" if separator else "call*"
@@ -64,7 +64,7 @@ def json_arguments(index: int, schema: Mapping[str, Any]) -> list[str]:
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
-    """Return the symbol that matches JSON of a schema."""
+    """Return a symbol that matches JSON of this schema."""
     return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": _SPACE}})
 
 
@@ -75,7 +75,7 @@ def _too_long() -> ApiError:
 def in_order(symbols: Sequence[str], required: int, separator: str) -> str:
     """Return Lark for the first `required` symbols and any of the others, in their order, with separators between.
 
-    Raises ApiError when it is longer than pods take.
+    Raises ApiError when it is longer than pods accept.
     """
     if not required and len(symbols) ** 2 > 2 * MAX_RULES_CHARS:
         raise _too_long()  # each symbol is repeated for all those before it

@@ -1,4 +1,4 @@
-"""Calls of DeepSeek-V3, R1 and V3.1, in a section whose markers are control tokens.
+"""Tool calls of DeepSeek-V3, R1 and V3.1, in a section whose markers are control tokens.
 
 V3.1 writes `name<｜tool▁sep｜>{…}` for each call, its predecessors `function<｜tool▁sep｜>name` and the arguments in a
 block of Markdown.

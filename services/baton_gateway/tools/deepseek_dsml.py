@@ -1,4 +1,4 @@
-"""Calls of DeepSeek from V3.2 on, in XML whose tags begin with `｜DSML｜`, which is one token.
+"""Tool calls of DeepSeek from V3.2 on, in XML whose tags begin with `｜DSML｜`, which is one token.
 
 Each parameter says whether its value is a string as it is (`string="true"`) or JSON. V3.2 and V4 differ in the name of
 the section.

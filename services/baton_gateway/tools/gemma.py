@@ -1,4 +1,4 @@
-"""Calls of Gemma from version 4 on: <|tool_call>call:NAME{key:value,…}<tool_call|>.
+"""Tool calls of Gemma from version 4 on: <|tool_call>call:NAME{key:value,…}<tool_call|>.
 
 Keys have no quotes, and strings stand between two markers <|"|> without any escaping. Other values are JSON, in which
 objects look like the arguments.
@@ -86,7 +86,7 @@ class _GemmaDepth:
         self._in_string = False
 
     def advance(self, text: str) -> int | None:
-        """Read on in a text of which the beginning is known. Return the position behind the last bracket."""
+        """Read the rest of a text. Return the position after the last closing bracket; None if it is missing."""
         while (at := text.find(QUOTE, self._read)) >= 0:
             end = None if self._in_string else self._depth.advance(text[:at], self._read)
             if end is not None:
@@ -103,11 +103,11 @@ class _GemmaDepth:
 
 
 def read_arguments(text: str) -> dict[str, Any] | None:
-    """Return the arguments that a text is; None if it is not well formed."""
+    """Parse the arguments in a text; return None if it is malformed."""
     pieces = text.split(QUOTE)
     if len(pieces) % 2 == 0:
         return None
-    # Every second piece is a string. The others are JSON but for the quotes of keys.
+    # Every second piece is a string. The others are JSON except that keys have no quotes.
     return read_object(
         "".join(json.dumps(piece) if number % 2 else _KEY.sub(r'\1"\2"', piece) for number, piece in enumerate(pieces))
     )

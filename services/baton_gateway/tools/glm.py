@@ -1,4 +1,4 @@
-"""Calls of GLM from 4.5 on: <tool_call>NAME, and <arg_key>KEY</arg_key> <arg_value>VALUE</arg_value> for each argument.
+"""Tool calls of GLM from 4.5 on: <tool_call>NAME, and <arg_key>KEY</arg_key> <arg_value>VALUE</arg_value> per argument.
 
 Version 4.5 puts them on lines of their own, later ones do not.
 """
@@ -42,7 +42,7 @@ class GlmParser(KeyValueParser):
         return self._go_keys(head[1], end)
 
     def _before_value(self) -> bool:
-        """The state behind a key, where the tag of the value must follow."""
+        """The state after a key, where the tag of the value must follow."""
         text, tag = self._rest.lstrip(), "<arg_value>"
         if text.startswith(tag):
             self._source.append(self._take(len(self._rest) - len(text) + len(tag)))

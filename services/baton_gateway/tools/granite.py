@@ -1,4 +1,4 @@
-"""Calls of IBM's Granite before version 4: <|tool_call|>[{"name": …, "arguments": {…}}, …].
+"""Tool calls of IBM's Granite before version 4: <|tool_call|>[{"name": …, "arguments": {…}}, …].
 
 From 3.1 on the models sometimes spell the marker as <tool_call>. Granite 4 writes calls as Hermes does.
 """

@@ -1,4 +1,4 @@
-"""Calls of Granite-20B-FunctionCalling: <function_call> {"name": …, "arguments": {…}} for each."""
+"""Tool calls of Granite-20B-FunctionCalling: <function_call> {"name": …, "arguments": {…}} for each."""
 
 from .call_rules import CallRules
 from .marked import MarkedParser

@@ -1,6 +1,6 @@
-"""Calls of gpt-oss, in OpenAI's Harmony format: a message to functions.NAME, whose text is the arguments.
+"""Tool calls of gpt-oss, in OpenAI's Harmony format: a message to functions.NAME, whose text is the arguments.
 
-The recipient stands before or behind the channel:
+The recipient stands before or after the channel:
 
     <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>
     <|start|>assistant to=functions.NAME<|channel|>commentary json<|message|>{…}<|call|>

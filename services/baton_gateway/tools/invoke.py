@@ -1,4 +1,4 @@
-"""Calls in XML, in a section: <invoke name="NAME">, and <parameter name="KEY">VALUE</parameter> for each argument."""
+"""Tool calls in XML, in a section: <invoke name="NAME">, and <parameter name="KEY">VALUE</parameter> per argument."""
 
 import re
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Calls whose arguments are pairs of a key and a value in tags, with strings as they are."""
+"""Tool calls whose arguments are keys and values in tags. Strings have neither quotes nor escapes."""
 
 import json
 import re
@@ -15,7 +15,7 @@ class KeyValueParser(MarkedParser):
 
     key_begin: ClassVar[str]
     key_end: ClassVar[str]
-    before_value: ClassVar[str]  # what stands between key and value
+    before_value: ClassVar[str]  # the text between key and value
     before_text: ClassVar[str | None] = None  # the same before a string that is not JSON; None = there is no difference
     value_end: ClassVar[str]
     call_end: ClassVar[str]
@@ -77,9 +77,9 @@ class KeyValueParser(MarkedParser):
         return self._break()
 
     def _read_key(self, key: str) -> tuple[str, bool]:
-        """Return the name of an argument, and whether its value is a string as it is.
+        """Return the name of an argument, and whether its value is a string without quotes.
 
-        key: what stands between `key_begin` and `key_end`.
+        key: the text between `key_begin` and `key_end`.
         """
         return key, self._types.is_text(key)
 
@@ -122,7 +122,7 @@ class KeyValueParser(MarkedParser):
         return self._go(self._key)
 
     def _break(self) -> bool:
-        """Give up a call: what follows is no argument, or the text ends."""
+        """Give up a call, because no argument follows or the text ends."""
         self._source.append(self._take(len(self._rest) if self._ended else 0))
         return self._break_call()
 

@@ -1,7 +1,7 @@
-"""Calls of Kimi-K2: <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}, in a section.
+"""Tool calls of Kimi-K2: <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}, in a section.
 
-What stands before the arguments is also the id of the call, and the template writes it into later prompts. So clients
-get that id.
+The text before the arguments is also the id of the call. The template writes this id into later prompts, so clients get
+it.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Calls in a list behind a marker: [{"name": …, "arguments": {…}}, …]."""
+"""Tool calls in a list after a marker: [{"name": …, "arguments": {…}}, …]."""
 
 from typing import ClassVar
 
@@ -20,7 +20,7 @@ class ListedParser(MarkedParser):
         return self._go(self._listed)
 
     def _unlisted(self) -> bool:
-        """The state behind a marker that no list follows."""
+        """The state after a marker that no list follows."""
         return super()._opened()
 
     def _listed(self) -> bool:

@@ -1,4 +1,4 @@
-"""Calls of Llama from 3.1 on: the whole text is {"name": …, "parameters": {…}}, or several of these separated by ;."""
+"""Tool calls of Llama from 3.1 on: the whole text is {"name": …, "parameters": {…}}, or several separated by ;."""
 
 from .call_rules import CallRules
 from .tool_parser import ToolParser

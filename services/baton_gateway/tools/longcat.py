@@ -1,4 +1,4 @@
-"""Calls of LongCat: as Hermes writes them, with other markers."""
+"""Tool calls of LongCat: as Hermes writes them, with other markers."""
 
 from .hermes import HermesParser
 

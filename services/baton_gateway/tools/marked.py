@@ -1,4 +1,4 @@
-"""Calls that begin with a marker anywhere in the text."""
+"""Tool calls that begin with a marker anywhere in the text."""
 
 from typing import ClassVar
 
@@ -41,7 +41,7 @@ class MarkedParser(ToolParser):
         return self._go(self._after_none)
 
     def _opened(self) -> bool:
-        """The state behind a marker."""
+        """The state after a marker."""
         self._opening += self._take_space()
         if not self._rest:
             return self._ended and self._reject(0)

@@ -1,4 +1,4 @@
-"""Calls of MiniMax-M2: <invoke name="NAME"> … </invoke> for each, between <minimax:tool_call> and its counterpart."""
+"""Tool calls of MiniMax-M2: <invoke name="NAME"> … </invoke> for each, between <minimax:tool_call> tags."""
 
 from .invoke import InvokeParser
 

@@ -1,4 +1,4 @@
-"""Calls of Mistral's models: [TOOL_CALLS] [{"name": …, "arguments": {…}}, …], or [TOOL_CALLS]name[ARGS]{…} for each."""
+"""Tool calls of Mistral: [TOOL_CALLS] [{"name": …, "arguments": {…}}, …], or [TOOL_CALLS]name[ARGS]{…} for each."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Calls of Phi-4-mini: <|tool_call|>[{"name": …, "arguments": {…}}, …]<|/tool_call|>, or functools[…]."""
+"""Tool calls of Phi-4-mini: <|tool_call|>[{"name": …, "arguments": {…}}, …]<|/tool_call|>, or functools[…]."""
 
 from .call_rules import CallRules
 from .listed import ListedParser

@@ -1,4 +1,4 @@
-"""Calls in Python, as Llama 4, Llama 3.2 and others write them: the whole text is [name(key=value, …), …]."""
+"""Tool calls in Python, as Llama 4, Llama 3.2 and others write them: the whole text is [name(key=value, …), …]."""
 
 import ast
 import json
@@ -60,7 +60,7 @@ class PythonicParser(ToolParser):
 
     def _argument(self) -> bool:
         """The state before an argument, or before the end of the call."""
-        # Space is taken at once: a weak model may repeat it forever, and every look at it would take longer.
+        # White space is taken at once: a weak model may repeat it forever, and each scan of it would take longer.
         self._source.append(self._take_space())
         if self._rest.startswith(")"):
             self._source.append(self._take(1))
@@ -147,7 +147,7 @@ class PythonicParser(ToolParser):
 
 
 def as_json(text: str) -> str | None:
-    """Return as JSON a value that is written in Python or in JSON; None if it is neither."""
+    """Return a Python literal or a JSON text as JSON; None if it is neither."""
     try:
         return json.dumps(json.loads(text), ensure_ascii=False)
     except (ValueError, RecursionError):

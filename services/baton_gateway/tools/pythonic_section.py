@@ -1,4 +1,4 @@
-"""Calls in Python between two markers: of OLMo 3, one on each line, and of LFM2, in a list."""
+"""Tool calls in Python between two markers: of OLMo 3, one on each line, and of LFM2, in a list."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""Calls of Qwen3-Coder, Qwen3.5 and Nemotron 3, in XML:
+"""Tool calls of Qwen3-Coder, Qwen3.5 and Nemotron 3, in XML:
 
 <tool_call>
 <function=NAME>

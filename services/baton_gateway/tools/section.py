@@ -1,4 +1,4 @@
-"""Calls in a section between two markers, each between two markers of its own."""
+"""Tool calls in a section between two markers, each between two markers of its own."""
 
 import re
 from typing import ClassVar
@@ -7,11 +7,11 @@ from .marked import MarkedParser
 
 
 class SectionParser(MarkedParser):
-    """Reads calls whose head says the function, and whose arguments are JSON."""
+    """Reads calls whose head names the function, and whose arguments are JSON."""
 
     call_begin: ClassVar[str]
-    head: ClassVar[re.Pattern[str]]  # what stands between `call_begin` and the arguments, as `_headed` takes it
-    call_ends: ClassVar[tuple[str, ...]]  # what may follow the arguments, in this order
+    head: ClassVar[re.Pattern[str]]  # the text between `call_begin` and the arguments, for `_headed`
+    call_ends: ClassVar[tuple[str, ...]]  # markers that may follow the arguments, in this order
     section_end: ClassVar[str]
 
     def _opened(self) -> bool:
@@ -41,7 +41,7 @@ class SectionParser(MarkedParser):
         return self._go(self._next_call)
 
     def _next_call(self) -> bool:
-        """The state behind the end of a call."""
+        """The state after the end of a call."""
         text = self._rest.lstrip()
         if text.startswith(self.call_begin):
             return self._go_head(len(self._rest) - len(text))

@@ -1,4 +1,4 @@
-"""Calls of Seed-OSS: as Qwen3-Coder's, with other markers and with values that are not on lines of their own."""
+"""Tool calls of Seed-OSS: as Qwen3-Coder's, with other markers and with values that are not on lines of their own."""
 
 from .qwen3_coder import Qwen3CoderParser
 

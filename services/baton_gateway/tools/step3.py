@@ -1,4 +1,4 @@
-"""Calls of Step-3: XML with the prefix `steptml:`, each call and the section between control tokens."""
+"""Tool calls of Step-3: XML with the prefix `steptml:`, each call and the section between control tokens."""
 
 from .invoke import InvokeParser
 

@@ -1,4 +1,4 @@
-"""Calls in a list between two tags, of Hunyuan, Jamba and Nemotron: <tool_calls>[{"name": …}, …]</tool_calls>."""
+"""Tool calls in a list between two tags, of Hunyuan, Jamba and Nemotron: <tool_calls>[{"name": …}, …]</tool_calls>."""
 
 from typing import ClassVar
 

@@ -22,7 +22,7 @@ class ToolCalls:
     """Turns the text of one choice into the items of `tool_calls` in the deltas of a stream."""
 
     def __init__(self, name: str | None) -> None:
-        """name: the function whose arguments the whole text is; None = the text is a list of calls."""
+        """name: the function whose arguments make up the whole text; None = the text is a list of calls."""
         self.count = 0
         self._named = name
         self._rest = ""  # the text between two calls that has been read so far
@@ -52,7 +52,7 @@ class ToolCalls:
         return deltas
 
     def end(self) -> list[Part]:
-        # A text without a character is a call without arguments.
+        # An empty text is a call without arguments.
         return [self._begin(self._named)] if self._named is not None and not self.count else []
 
     def _begin(self, name: str) -> CallDelta:
@@ -91,7 +91,7 @@ def with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
 
 def _check_size(arguments: bytes) -> None:
     if (too_much := json_size(arguments, MOST.strings).exceeds(MOST)) is not None:
-        raise bad_request(f"The arguments of a call in the messages have more than {too_much}.", "messages")
+        raise bad_request(f"The arguments of a tool call in the messages have more than {too_much}.", "messages")
 
 
 def _parsed(call: Any) -> Any:

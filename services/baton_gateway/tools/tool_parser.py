@@ -30,7 +30,7 @@ Functions = Mapping[str, Schema | None]  # the functions of a request, by name
 
 
 class ToolParser(TextReader):
-    """Reads the text of one choice in one format, and says how calls in this format must look."""
+    """Reads the text of one choice in one format, and writes the grammar of calls in this format."""
 
     # Begin and end calls. The detokenizer must keep them in the text even if they are special tokens.
     markers: ClassVar[tuple[str, ...]]
@@ -66,11 +66,11 @@ class ToolParser(TextReader):
 
     @abstractmethod
     def _after_call(self) -> bool:
-        """The state behind a complete call."""
+        """The state after a complete call."""
 
     @abstractmethod
     def _after_none(self) -> bool:
-        """The state behind text that turned out to be no call."""
+        """The state after text that turned out to be no call."""
 
     def _go_object(self) -> bool:
         """Go on to a possible call, which is an object with a name and arguments."""
@@ -169,7 +169,7 @@ class ToolParser(TextReader):
         return self._go(self._after_none)
 
     def _closing(self) -> bool:
-        """Drop the brace behind the arguments, with other members before it."""
+        """Drop the brace after the arguments, and any other members before it."""
         text = self._rest.lstrip()
         if text.startswith("}"):
             self._drop_space()
@@ -186,7 +186,7 @@ class ToolParser(TextReader):
 
 
 def read_object(text: str) -> dict[str, Any] | None:
-    """Return the JSON object that a text is; None if it is anything else."""
+    """Parse a text as a JSON object; return None if it is anything else."""
     try:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -195,4 +195,4 @@ def read_object(text: str) -> dict[str, Any] | None:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")

@@ -21,10 +21,10 @@ MOST = JsonSize(containers=MAX_JSON_CONTAINERS, strings=MAX_JSON_STRINGS, values
 
 
 class BodyReader:
-    """Reads bodies. Limits count a request when its body is complete, so the bytes that arrive are bounded here."""
+    """Reads bodies. Limits count a request only once its body is complete, so this class bounds its bytes."""
 
     def __init__(self, limit: int, timeout_s: float) -> None:
-        """limit: bytes of one body. timeout_s: time for one body."""
+        """limit: largest body in bytes. timeout_s: seconds in which one body must arrive."""
         self._limit = limit
         self._timeout_s = timeout_s
         self._arriving: Counter[str] = Counter()  # bytes of unfinished bodies, by tenant

@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 
 class Certificate:
-    """A chain and its key, in files that cert-manager or others may replace while the gateway runs."""
+    """A certificate chain and its key, in files that cert-manager or others may replace while the gateway runs."""
 
     def __init__(self, chain: Path, key: Path) -> None:
         """Raises OSError or ssl.SSLError when the files cannot be read or do not belong together."""
@@ -21,7 +21,7 @@ class Certificate:
         self.context.set_alpn_protocols(["http/1.1"])
 
     def follow(self) -> None:
-        """Use the current content of the files for new connections. Files that cannot be used change nothing."""
+        """Use the current files for new connections. If they cannot be used, the previous certificate stays."""
         try:
             state = file_state(self._chain, self._key)
             if state == self._loaded:

@@ -15,7 +15,7 @@ from ..tenancy.quota import Quota
 
 log = logging.getLogger(__name__)
 
-# Probes come every few seconds, and a log line for each would bury the others.
+# Probes come every few seconds. With a log line for each, the other lines would be hard to find.
 QUIET_ROUTES = frozenset({"/health", "/live", "/ready"})
 
 

@@ -26,8 +26,8 @@ MAX_HEAD_BYTES = 64 * 1024
 # Most bytes that a request may send after its headers, as a multiple of max_body_bytes. The rest of a refused body is
 # read and dropped up to this limit, which also counts framing (chunks of one byte, trailers).
 MAX_BODIES = 16
-# Most requests of a connection that wait for the answers before them. uvicorn parses all requests that have arrived,
-# thousands from one read of the socket, so without a limit they hold the event loop and take memory without end.
+# Most pipelined requests of a connection that wait for earlier answers. uvicorn parses all requests that have arrived,
+# which may be thousands in one read of the socket. Without a limit they block the event loop and use unbounded memory.
 MAX_PIPELINED = 64
 TICKS_PER_CERTIFICATE_CHECK = 100  # between checks of the certificate; uvicorn ticks ten times a second
 
@@ -89,7 +89,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._head_done()
         self._discard_done()
         super().connection_lost(exc)
-        # uvicorn tells only the newest request of the connection, which may be one that waits.
+        # uvicorn notifies only the newest request of the connection, which may still be waiting to be processed.
         self.pipeline.clear()
         if self._answered is not None:
             self._answered.disconnected = True
@@ -117,7 +117,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
             # This ends the parsing, and the connection as after any other malformed input.
-            raise bad_request(f"More than {MAX_PIPELINED} requests wait for the answers before them.")
+            raise bad_request(f"More than {MAX_PIPELINED} pipelined requests wait for earlier answers.")
         super().on_message_begin()
         self._begun = self._receiving = True
         self._await_head()
@@ -161,7 +161,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def shutdown(self) -> None:
-        """Close the connection as soon as no request is running on it, nor arriving (headers count)."""
+        """Close the connection as soon as no request is running or arriving on it. Arriving begins with the headers."""
         if self._discard_timer is not None:
             self.transport.close()
         elif self._answering:
@@ -173,7 +173,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._refuse(bad_request(msg))
 
     async def _send(self, cycle: RequestResponseCycle, plain: _Send, message: Any) -> None:
-        """Send a message of the application. At an answer's start, announce if the connection closes after it."""
+        """Send a message of the application. The start of an answer says whether the connection closes after it."""
         if cycle.response_started:
             await plain(message)
             return
@@ -183,7 +183,8 @@ class GatewayProtocol(HttpToolsProtocol):
         if cycle.response_started:
             # Otherwise uvicorn would close at the end of the answer, even while the request is still arriving.
             self._last, cycle.keep_alive = not cycle.keep_alive, True
-            # It refers to the cycle: without this loop the cycle is freed at once, not by the garbage collector.
+            # The attribute refers back to the cycle. Without it the cycle is freed at once, not by the garbage
+            # collector.
             del vars(cycle)["send"]
 
     def _closes_with(self, cycle: RequestResponseCycle) -> bool:
@@ -235,7 +236,10 @@ class GatewayProtocol(HttpToolsProtocol):
         return self.cycle is not None and self.cycle.response_complete and not self._receiving
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer a malformed request with an error and close. A request that has been answered gets no second one."""
+        """Answer a malformed request with an error and close the connection.
+
+        A request that has been answered gets no second answer.
+        """
         self._head_done()
         body = error.body()
         if not self._answering and self._discard_timer is None:
@@ -249,11 +253,11 @@ class GatewayProtocol(HttpToolsProtocol):
 class GatewayServer(uvicorn.Server):
     """Serves until SIGTERM or SIGINT, then shuts down gracefully.
 
-    Readiness falls at once. For `drain_delay_s`, while load balancers notice this, requests are still served. Each
-    answer then closes its connection, so that clients reconnect to another gateway without losing a request. An
-    idle connection stays open during that time, since a request may already be on its way. Then listening ends, idle
-    connections are closed, new requests are refused, and running ones get `shutdown_grace_s` to finish. A second signal
-    ends everything at once.
+    The gateway stops being ready at once. For `drain_delay_s`, while load balancers notice this, it still serves
+    requests. Each answer then closes its connection, so that clients reconnect to another gateway without losing a
+    request. An idle connection stays open during that time, since a request may already be on its way. Then listening
+    ends, idle connections are closed, new requests are refused, and running ones get `shutdown_grace_s` to finish. A
+    second signal ends everything at once.
     """
 
     def __init__(self, services: Services, config: ServerConfig, admin: socket.socket) -> None:

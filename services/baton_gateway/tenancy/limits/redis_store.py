@@ -8,9 +8,9 @@ from .store import EVER, LEASE_S, MINUTE_US, Decision, TenantLimits, decision
 
 # The algorithm is that of memory.py, on the clock of Redis. All keys of a tenant hash to one slot of a cluster.
 #
-# streams: the open reservations, by the end of their lease. wide: the number of streams of those that have more than
-# one. A gateway of an older version knows only the former and counts each reservation as one stream; it also ends
-# leases there alone, so an entry of `wide` counts only while its reservation is in `streams`.
+# streams: the open reservations, by the end of their lease. wide: the number of streams of each reservation that has
+# more than one. A gateway of an older version knows only `streams`: it counts each reservation as one stream, and ends
+# leases without touching `wide`. So an entry of `wide` counts only while its reservation is in `streams`.
 # cancelled: reservations that must not be made any more, by the time at which the entry can be deleted.
 _PREPARE = """
 local limits, streams, wide, cancelled = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -105,10 +105,10 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 for index = 2, #ARGV do redis.call('ZADD', KEYS[1], 'XX', now + ARGV[1], ARGV[index]) end
 """
-_KEEP_S = 40 * 86_400  # longer than the longest period after which a budget begins anew
+_KEEP_S = 40 * 86_400  # longer than the longest budget period
 _LATE_S = 600  # longer than a network keeps delivering a command whose sender has given up
 
-# A request waits so long for Redis. After that, Redis counts as lost, and the setting redis_lost applies.
+# A request waits this long for Redis. After that, Redis counts as lost, and the setting redis_lost applies.
 _TIMEOUT_S = 0.5
 
 
@@ -140,8 +140,8 @@ class RedisLimits:
     async def cancel(self, tenant: str, limits: TenantLimits, reservation: str, tokens: int) -> None:
         """Give back the streams and tokens of a reservation whose outcome never became known.
 
-        It may have been made, or be on its way to Redis still, in which case it will not be made. Its request stays
-        counted. May be called again.
+        Redis may have made the reservation. If its command has yet to arrive there, Redis will not make it. The request
+        still counts towards the requests per minute. This may be called again.
         """
         await self._cancel(_keys(tenant), [*_arguments(limits), tokens, reservation])
 

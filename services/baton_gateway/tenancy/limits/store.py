@@ -1,7 +1,7 @@
 """The limits of a tenant, and the interface of the stores that count its usage.
 
 Requests and tokens have a leaky bucket each (the generic cell rate algorithm of the ATM Forum's Traffic Management
-4.0). A bucket holds as much as the limit, and leaks as much in a minute. Time is counted in microseconds, and one
+4.0). A bucket holds one minute's limit and leaks this amount in a minute. Time is counted in microseconds, and one
 request or token as MINUTE_US, so that all stores compute with whole numbers and get exactly the same results.
 """
 
@@ -13,7 +13,7 @@ MINUTE_US = 60_000_000
 # Beyond this the products would not be exact in Redis, whose numbers are doubles.
 MOST_PER_MINUTE = 100_000_000
 
-# The period of a budget that never begins anew. Its usage is kept for ever.
+# The period of a budget that is never reset. Its usage is kept for ever.
 EVER = "ever"
 
 # too_large, too_many: the request alone exceeds the limit of tokens, or of streams.
@@ -25,7 +25,7 @@ class TenantLimits(msgspec.Struct, frozen=True):
     """The limits of a tenant; 0 = no limit.
 
     max_streams: sequences that are generated at the same time; a request has one for each prompt and choice.
-    budget: tokens in a period; None = no limit. period: its name, which is different in the next period.
+    budget: tokens in a period; None = no limit. period: its name; a new name resets the usage.
     """
 
     requests_per_minute: int = 0
