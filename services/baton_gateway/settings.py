@@ -105,8 +105,8 @@ class GatewaySettings(PeerSettings):
     """Seconds that a request may wait for a decode pod while none is live but one was within the last 30 seconds, as
     when the last pod is replaced. 0: such a request is refused at once."""
     max_waiting_requests: int = Field(default=1024, ge=0)
-    """Most requests in the gateway's queue. When it is full, the tenant with the most queued work loses its newest
-    request."""
+    """Most requests in the gateway's queue. When it is full, the tenant with the most requests in it, for its
+    weight, loses its newest request."""
     request_timeout_s: float = Field(default=3600, gt=0)
     """Seconds that a request may take in total."""
     max_lost_pods: int = Field(default=5, ge=0)

@@ -102,6 +102,21 @@ async def test_broken_http(stack: Stack, request_bytes: bytes, status: int):
     assert (await stack.complete()).status_code == 200
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_is_never_read_as_the_next_request(stack: Stack, chunked: bool):
+    hidden = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+    framing = b"transfer-encoding: chunked" if chunked else b"content-length: %d" % len(hidden)
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
+    writer.write(HEAD + b"upgrade: h2c\r\nconnection: upgrade\r\n" + framing + b"\r\n\r\n")
+    answer = await reader.read(65_536)
+    writer.write(hidden)
+    assert not await reader.read(65_536)
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"without the header Upgrade" in answer
+    assert (await stack.http.get("/health", headers={"upgrade": "h2c", "connection": "upgrade"})).status_code == 200
+
+
 async def test_odd_headers(stack: Stack):
     body = b'{"model": "tiny", "prompt": "hello"}'
     odd = b"authorization: \xff\xfe\r\nx-request-id: \xff\r\nconnection: close\r\ntraceparent: ;\r\n"
@@ -192,6 +207,16 @@ async def test_a_slow_reader_is_bounded(model_folder):
             await job.cancelled.wait()
         writer.close()
         await stack.until(lambda: stack.fleet.router.decodes[0].requests.charged == 0)
+
+
+@pytest.mark.parametrize(("fields", "fits"), [({"n": 2}, 8), ({"n": 1, "logprobs": 0}, 4)])
+async def test_an_answer_that_is_kept_until_its_end_is_bounded(stack: Stack, monkeypatch, fields, fits: int):
+    monkeypatch.setattr("baton_gateway.answers.reply.MAX_WHOLE_TOKENS", 16)
+    for tokens, status in ((fits, 200), (fits + 1, 400)):
+        answer = await stack.complete([7] * 20, max_tokens=tokens, **fields)
+        assert answer.status_code == status
+    assert (error_of(answer)["param"], error_of(answer)["code"]) == ("stream", "answer_too_large")
+    assert (await stack.complete([7] * 20, max_tokens=20, stream=True, **fields)).status_code == 200
 
 
 async def test_late_tokens_are_sent_together(stack: Stack):

@@ -134,6 +134,14 @@ def test_when_it_is_full_the_longest_line_gives_way() -> None:
     assert Counter(item[0] for item in iter(queue.pop, None)) == {"flood": 8, "calm": 2}
 
 
+def test_when_it_is_full_many_cheap_requests_push_out_none_that_is_costly() -> None:
+    queue: FairQueue[str] = FairQueue(10)
+    for number in range(10):
+        queue.push("many", f"m{number}", 1)
+    assert queue.push("few", "costly", 1000) == "m9"
+    assert queue.push("many", "m10", 1) == "m10"
+
+
 def test_who_leaves_costs_the_tenant_nothing() -> None:
     queue: FairQueue[Item] = FairQueue(100)
     gone = ("a", 0)

@@ -12,9 +12,10 @@ from starlette.types import Receive, Scope, Send
 
 from baton_proto import serving_pb2 as pb
 
+from ..bounds import LOGPROBS_WEIGHT, MAX_WHOLE_TOKENS
 from ..concurrency.crash_log import log_crash
 from ..concurrency.pace import Pace
-from ..errors import CLIENT_CLOSED_REQUEST, ApiError, internal_error, overloaded, timed_out
+from ..errors import CLIENT_CLOSED_REQUEST, ApiError, bad_request, internal_error, overloaded, timed_out
 from ..generation.generation import ClientGoneError, Generation
 from ..telemetry.metrics import Metrics
 from ..telemetry.record import SEND_BODY, RequestRecord
@@ -157,9 +158,15 @@ class Reply(Response):
 
     async def _collect(self, send: Send) -> None:
         collected: list[list[Piece]] = [[] for _ in self._choices]
+        kept = 0
         while self._open:
             for index, piece in (await self._read()).items():
                 collected[index].append(piece)
+                kept += LOGPROBS_WEIGHT * len(piece.logprobs) or len(piece.token_ids)
+            if kept > MAX_WHOLE_TOKENS:
+                raise bad_request(
+                    "The answer is too long to be kept until its end: stream it.", "stream", "answer_too_large"
+                )
         pace = Pace()
         answers: list[tuple[Choice, Piece]] = []
         for choice, pieces in zip(self._choices, collected, strict=True):
@@ -232,7 +239,9 @@ class Reply(Response):
         else:
             self._record.queued_s = self._generation.admitted_at - self._generation.queued_at
             self._record.routed_s = self._generation.sent_at - self._generation.admitted_at
-        self._record.completion_tokens = usage.completion_tokens
+        # Pods have generated the unread tokens of an unfinished answer, too. Without them a client that does not read
+        # would use fewer tokens than it makes pods generate.
+        self._record.completion_tokens = usage.completion_tokens + (self._generation.unread if self._open else 0)
         self._record.cached_tokens = usage.cached_tokens
         self._record.retries = self._generation.retries
         self._record.resumes = self._generation.resumes

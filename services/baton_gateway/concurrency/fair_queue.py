@@ -30,6 +30,11 @@ class _TenantQueue(Generic[Item]):
     def backlog(self) -> float:
         return sum(entry.cost for entry in self.waiting) / self.weight
 
+    @property
+    def places(self) -> float:
+        """The places that the tenant's requests take in the queue, in proportion to its weight."""
+        return len(self.waiting) / self.weight
+
     def place(self, order: int) -> int:
         """Return how many waiting requests go before a new request of this order."""
         return next((at for at, entry in enumerate(self.waiting) if entry.order > order), len(self.waiting))
@@ -54,8 +59,8 @@ class FairQueue(Generic[Item]):
 
     More urgent priorities are served first. Within a priority, each tenant with waiting requests gets a share of the
     capacity in proportion to its weight, however many requests the others send. Capacity that a tenant does not use
-    goes to the others. When the queue is full, the tenant with the largest backlog at the least urgent priority loses
-    its last request.
+    goes to the others. When the queue is full, the tenant with the most requests for its weight, at the least urgent
+    priority, loses its last request.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -84,7 +89,10 @@ class FairQueue(Generic[Item]):
         queue.weight = weight
         queue.insert(self._now.get(priority, 0.0), cost, item, order)
         self._length += 1
-        return self.push_out() if self._length > self._capacity else None
+        if self._length <= self._capacity:
+            return None
+        # Places are scarce here, not capacity: many cheap requests of one tenant must not keep out a costly one.
+        return self._push_out(lambda queue: (queue.places, queue.backlog))
 
     def pop(self, can_serve: Callable[[Item], bool] = lambda _item: True) -> Item | None:
         """Remove and return the item whose turn it is; None if no item waits or none can be served now.
@@ -136,8 +144,11 @@ class FairQueue(Generic[Item]):
         )
 
     def push_out(self) -> Item:
-        """Remove and return the last item of the largest backlog at the least urgent priority. There must be one."""
-        key = max(self._waiting(), key=lambda key: (key[0], self._queues[key].backlog))
+        """Remove and return the last item of the largest backlog at the least urgent priority. An item must wait."""
+        return self._push_out(lambda queue: (queue.backlog,))
+
+    def _push_out(self, size: Callable[[_TenantQueue[Item]], tuple[float, ...]]) -> Item:
+        key = max(self._waiting(), key=lambda key: (key[0], size(self._queues[key])))
         queue = self._queues[key]
         entry = queue.waiting.pop()
         queue.finish = entry.start

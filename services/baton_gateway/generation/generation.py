@@ -45,7 +45,7 @@ class Generation:
         self.trace_id = trace_id
         self._n = submits[0].sampling.n
         self._admission = fleet.admission
-        self._unread = 0
+        self.unread = 0  # tokens that arrived since the last read, including those of a stream that was read too slowly
         self._arrived: list[tuple[int, pb.Delta]] = []
         self._failure: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
@@ -119,7 +119,7 @@ class Generation:
                 self._reader = None
         if self._arrived:
             arrived, self._arrived = self._arrived, []
-            self._unread = 0
+            self.unread = 0
             return arrived
         if self._failure is not None:
             raise self._failure
@@ -150,8 +150,8 @@ class Generation:
 
     def put(self, choice: int, delta: pb.Delta) -> None:
         self._arrived.append((choice, delta))
-        self._unread += len(delta.token_ids)
-        if self._unread > self.limits.max_unread_tokens:
+        self.unread += len(delta.token_ids)
+        if self.unread > self.limits.max_unread_tokens:
             # The request fails, so nobody will read these tokens: free their memory along with the blocks on the pods.
             self._arrived.clear()
             self.fail(ApiError(408, "The stream was read too slowly.", code="slow_reader"))

@@ -139,6 +139,7 @@ class Quota:
     ) -> tuple[LimitStore, Decision]:
         # While Redis is lost, one request per _RETRY_S tries it again. The others do not wait for that.
         if self._shared is not None and (not self._lost or time.monotonic() >= self._retry_at):
+            self._retry_at = time.monotonic() + _RETRY_S
             try:
                 decision = await self._shared.reserve(tenant, limits, id, tokens, streams)
             except (RedisError, OSError) as error:

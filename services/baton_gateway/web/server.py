@@ -5,8 +5,9 @@ import contextlib
 import functools
 import signal
 import socket
+import sys
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -129,6 +130,10 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_done()
         self._body_bytes = 0
+        if self.parser.should_upgrade() and _has_body(self.headers):
+            # The parser skips such a body and would read it as the next request. Behind a proxy that reuses connections
+            # the next client would get that request's answer.
+            raise bad_request("Connections are not upgraded: send this request without the header Upgrade.")
         super().on_headers_complete()
         cycle = self.cycle
         if cycle is not None:
@@ -170,7 +175,9 @@ class GatewayProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(bad_request(msg))
+        # uvicorn calls this while it handles the parser's error, whose context is the error of our callback, if any.
+        reason = getattr(sys.exception(), "__context__", None)
+        self._refuse(reason if isinstance(reason, ApiError) else bad_request(msg))
 
     async def _send(self, cycle: RequestResponseCycle, plain: _Send, message: Any) -> None:
         """Send a message of the application. The start of an answer says whether the connection closes after it."""
@@ -248,6 +255,10 @@ class GatewayProtocol(HttpToolsProtocol):
                 % (error.status, len(body), body)
             )
         self.transport.close()
+
+
+def _has_body(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    return bool(declared_length(headers)) or any(name == b"transfer-encoding" for name, _ in headers)
 
 
 class GatewayServer(uvicorn.Server):

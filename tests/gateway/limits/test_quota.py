@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from baton_gateway.tenancy.keys import make_key
 from baton_gateway.tenancy.quota import duration
 from baton_proto import serving_pb2 as pb
-from tests.gateway.fake_worker import FakePod, hang
+from tests.gateway.fake_worker import FakePod, hang, say
 from tests.gateway.harness import Stack, pods, running
 from tests.gateway.test_observability import metrics
 
@@ -123,6 +123,16 @@ async def test_what_was_not_used_comes_back(tmp_path: Path, model_folder: Path) 
         second = await it.ask("a", max_tokens=400)
         assert second.status_code == 200
         assert int(second.headers["x-ratelimit-remaining-tokens"]) == pytest.approx(500 - used - 403, abs=10)
+
+
+async def test_tokens_that_a_client_does_not_read_are_counted(tmp_path: Path, model_folder: Path) -> None:
+    async with house(tmp_path, model_folder, {"a": {}}, max_unread_tokens=100) as it:
+        [stack] = it.stacks
+        stack.pod.script = say([7] * 101, step=101, finish=pb.FINISH_REASON_LENGTH)
+        assert (await it.ask("a", max_tokens=101)).json()["error"]["code"] == "slow_reader"
+        await stack.until(lambda: not stack.gateway.quota.in_flight())
+        labels = (("kind", "generation"), ("model", "tiny"), ("tenant", "a"))
+        assert (await metrics(stack))["baton_gateway_tenant_tokens_total", labels] == 101
 
 
 async def test_a_response_is_counted_as_a_chat_is(tmp_path: Path, model_folder: Path) -> None:
@@ -386,6 +396,22 @@ async def test_who_has_no_requests_left_is_refused_before_the_body_is_read(tmp_p
         file.write_text(file.read_text().replace("requests_per_minute: 60", "requests_per_minute: 6000"))
         await stack.until(lambda: stack.gateway.tenants.known["a"].requests_per_minute == 6000)
         assert (await unreadable()).status_code == 400
+
+
+async def test_one_request_at_a_time_tries_a_lost_redis(
+    tmp_path: Path, model_folder: Path, redis_server: RedisServer
+) -> None:
+    async with house(tmp_path, model_folder, {"tries": {}}, redis_url=redis_server.url) as it:
+        quota = it.stacks[0].gateway.quota
+        os.kill(redis_server.pid, signal.SIGSTOP)
+        try:
+            await it.ask("tries")
+            quota._retry_at = 0.0
+            unsettled = len(quota._unsettled)
+            await asyncio.gather(*(it.ask("tries") for _ in range(20)))
+            assert len(quota._unsettled) <= unsettled + 1
+        finally:
+            os.kill(redis_server.pid, signal.SIGCONT)
 
 
 async def until_used(redis: "Redis", tenant: str, most: int) -> None:

@@ -228,6 +228,37 @@ async def test_streams_end_with_their_lease(redis: "Redis", kind: str) -> None:
     assert await fits("d", 2)
 
 
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+async def test_a_reservation_outlives_the_period_of_its_budget(redis: "Redis", kind: str) -> None:
+    store = memory()[0] if kind == "memory" else RedisLimits(redis)
+    tenant, old, new = f"tenant-{next(names)}", *(TenantLimits(budget=100, period=f"2026-11-{day}") for day in (27, 28))
+    assert (await store.reserve(tenant, old, "a", 60)).refused is None
+    assert (await store.reserve(tenant, new, "b", 60)).refused is None
+    for unused in (50, 50):
+        await store.settle(tenant, old, "a", unused)
+        assert (await store.reserve(tenant, new, "c", 41)).refused == "budget"
+    await store.settle(tenant, new, "b", 20)
+    assert (await store.reserve(tenant, new, "c", 61)).refused == "budget"
+    assert (await store.reserve(tenant, new, "c", 60)).refused is None
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+async def test_a_gateway_that_could_not_renew_a_reservation_for_long_settles_it(redis: "Redis", kind: str) -> None:
+    frozen = Frozen(redis)
+    store, wait = memory() if kind == "memory" else (await frozen.store(), frozen.wait)
+    tenant, limits = f"tenant-{next(names)}", TenantLimits(max_streams=3, budget=100, period=EVER)
+    for id, streams in (("a", 2), ("b", 1)):
+        assert (await store.reserve(tenant, limits, id, 40, streams)).refused is None
+    await wait(int(LEASE_S * 2e6))
+    assert (await store.reserve(tenant, limits, "c", 10, 3)).refused is None
+    await store.settle(tenant, limits, "c", 10)
+    await store.settle(tenant, limits, "b", 30)
+    await store.renew(tenant, ["a", "b"])
+    assert (await store.reserve(tenant, limits, "d", 51, 1)).refused == "budget"
+    assert (await store.reserve(tenant, limits, "d", 50, 2)).refused == "streams"
+    assert (await store.reserve(tenant, limits, "d", 50, 1)).refused is None
+
+
 async def test_gateways_of_an_older_version_share_the_streams(redis: "Redis") -> None:
     """Such a gateway knows only the set of reservations, and ends leases there alone."""
     store, tenant, limits = RedisLimits(redis), f"tenant-{next(names)}", TenantLimits(max_streams=10)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from .store import LEASE_S, MINUTE_US, Decision, TenantLimits, decision
+from .store import LEASE_S, MINUTE_US, SETTLED_WITHIN_S, Decision, TenantLimits, decision
 
 
 class _Bucket(msgspec.Struct):
@@ -30,8 +30,8 @@ class _Use(msgspec.Struct):
 
     requests: _Bucket = msgspec.field(default_factory=_Bucket)
     tokens: _Bucket = msgspec.field(default_factory=_Bucket)
-    open: dict[str, _Lease] = {}  # by reservation
-    period: str = ""
+    open: dict[str, _Lease] = {}  # by reservation, including leases that have ended
+    period: str = ""  # of the last reservation
     used: int = 0  # tokens in the period
 
 
@@ -50,6 +50,8 @@ class MemoryLimits:
         requests_held, tokens_held = use.requests.held, use.tokens.held
         rpm, tpm = limits.requests_per_minute, limits.tokens_per_minute
         max_streams, code, wait = limits.max_streams, 0, 0
+        if use.period != limits.period:
+            use.period, use.used = limits.period, 0
         if reservation in use.open:
             pass
         elif tpm and tokens > tpm:
@@ -58,7 +60,7 @@ class MemoryLimits:
             code = 6
         elif limits.budget is not None and use.used + tokens > limits.budget:
             code = 4
-        elif max_streams and sum(lease.streams for lease in use.open.values()) + streams > max_streams:
+        elif max_streams and streams + sum(each.streams for each in use.open.values() if each.end > now) > max_streams:
             code, wait = 3, 1_000_000
         elif rpm and requests_held + MINUTE_US > rpm * MINUTE_US:
             code, wait = 1, -(-(requests_held + MINUTE_US - rpm * MINUTE_US) // rpm)
@@ -77,7 +79,8 @@ class MemoryLimits:
             return
         if limits.tokens_per_minute:
             use.tokens.held = max(use.tokens.held - unused * MINUTE_US, 0)
-        use.used = max(use.used - unused, 0)
+        if use.period == limits.period:
+            use.used = max(use.used - unused, 0)
 
     async def renew(self, tenant: str, reservations: list[str]) -> None:
         use = self._uses.get(tenant)
@@ -93,8 +96,7 @@ class MemoryLimits:
         use, now = self._uses.setdefault(tenant, _Use()), self._clock()
         use.requests.leak(limits.requests_per_minute, now)
         use.tokens.leak(limits.tokens_per_minute, now)
-        for reservation in [reservation for reservation, lease in use.open.items() if lease.end <= now]:
+        forgotten = now - int(SETTLED_WITHIN_S * 1e6)
+        for reservation in [reservation for reservation, lease in use.open.items() if lease.end <= forgotten]:
             del use.open[reservation]
-        if use.period != limits.period:
-            use.period, use.used = limits.period, 0
         return use, now

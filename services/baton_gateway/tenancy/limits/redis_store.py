@@ -4,13 +4,14 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from .store import EVER, LEASE_S, MINUTE_US, Decision, TenantLimits, decision
+from .store import EVER, LEASE_S, MINUTE_US, SETTLED_WITHIN_S, Decision, TenantLimits, decision
 
 # The algorithm is that of memory.py, on the clock of Redis. All keys of a tenant hash to one slot of a cluster.
 #
-# streams: the open reservations, by the end of their lease. wide: the number of streams of each reservation that has
-# more than one. A gateway of an older version knows only `streams`: it counts each reservation as one stream, and ends
-# leases without touching `wide`. So an entry of `wide` counts only while its reservation is in `streams`.
+# streams: the open reservations, by the end of their lease, which may be over. wide: the number of streams of each
+# reservation that has more than one. A gateway of an older version knows only `streams`: it counts each reservation as
+# one stream, and ends leases without touching `wide`. So an entry of `wide` counts only while its reservation is in
+# `streams`.
 # cancelled: reservations that must not be made any more, by the time at which the entry can be deleted.
 _PREPARE = """
 local limits, streams, wide, cancelled = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -23,9 +24,8 @@ local kept = redis.call('HMGET', limits, 'requests', 'tokens', 'at', 'period', '
 local elapsed = math.max(now - tonumber(kept[3] or now), 0)
 local requests = math.max(tonumber(kept[1] or 0) - elapsed * rpm, 0)
 local tokens = math.max(tonumber(kept[2] or 0) - elapsed * tpm, 0)
-local used = 0
-if kept[4] == period then used = tonumber(kept[5]) end
-for _, ended in ipairs(redis.call('ZRANGEBYSCORE', streams, '-inf', now)) do
+local current, used = kept[4] or period, tonumber(kept[5] or 0)
+for _, ended in ipairs(redis.call('ZRANGEBYSCORE', streams, '-inf', now - %(settled_within_s)d * 1000000)) do
   redis.call('ZREM', streams, ended)
   redis.call('HDEL', wide, ended)
 end
@@ -33,14 +33,14 @@ local function settle(id, unused)
   redis.call('HDEL', wide, id)
   if redis.call('ZREM', streams, id) == 0 then return false end
   if tpm > 0 then tokens = math.max(tokens - unused * minute, 0) end
-  used = math.max(used - unused, 0)
+  if current == period then used = math.max(used - unused, 0) end
   return true
 end
 local function keep()
   local text = function(number) return string.format('%%.0f', number) end
-  redis.call('HSET', limits, 'requests', text(requests), 'tokens', text(tokens), 'at', text(now), 'period', period,
+  redis.call('HSET', limits, 'requests', text(requests), 'tokens', text(tokens), 'at', text(now), 'period', current,
              'used', text(used))
-  if period == '%(ever)s' then
+  if current == '%(ever)s' then
     redis.call('PERSIST', limits)
   else
     redis.call('EXPIRE', limits, %(keep_s)d)
@@ -52,18 +52,20 @@ end
 _RESERVE = """
 local asked, id, lease, wanted = tonumber(ARGV[6]), ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9])
 local function open_now()
-  local count = redis.call('ZCARD', streams)
+  local count = redis.call('ZCOUNT', streams, '(' .. string.format('%.0f', now), '+inf')
   local several = redis.call('HGETALL', wide)
   for index = 1, #several, 2 do
-    if redis.call('ZSCORE', streams, several[index]) then
-      count = count + several[index + 1] - 1
-    else
+    local lease_end = redis.call('ZSCORE', streams, several[index])
+    if not lease_end then
       redis.call('HDEL', wide, several[index])
+    elseif tonumber(lease_end) > now then
+      count = count + several[index + 1] - 1
     end
   end
   return count
 end
 local code, wait = 0, 0
+if current ~= period then current, used = period, 0 end
 if redis.call('ZSCORE', streams, id) or redis.call('ZSCORE', cancelled, id) then
   code = 0
 elseif tpm > 0 and asked > tpm then
@@ -121,7 +123,8 @@ class RedisLimits:
     """A LimitStore. Its calls raise redis.RedisError when Redis cannot be reached."""
 
     def __init__(self, redis: "Redis") -> None:
-        prepare = _PREPARE % {"minute": MINUTE_US, "keep_s": _KEEP_S, "ever": EVER}
+        values = {"minute": MINUTE_US, "keep_s": _KEEP_S, "ever": EVER, "settled_within_s": SETTLED_WITHIN_S}
+        prepare = _PREPARE % values
         self._redis = redis
         self._reserve = redis.register_script(prepare + _RESERVE)
         self._settle = redis.register_script(prepare + _SETTLE)

@@ -70,16 +70,21 @@ class LimitStore(Protocol):
     async def settle(self, tenant: str, limits: TenantLimits, reservation: str, unused: int) -> None:
         """End a reservation and give back its unused tokens; a negative number takes more.
 
+        limits: those of the call that reserved. If another period has begun since then, its budget does not change.
         Later calls for the same reservation change nothing.
         """
 
     async def renew(self, tenant: str, reservations: list[str]) -> None:
-        """Keep the streams of reservations open. They end when their gateway does not renew them for LEASE_S."""
+        """Count the streams of reservations. They do not count while their gateway has not renewed them for LEASE_S.
+
+        A gateway may have lost the store for longer than that, so such a reservation can be renewed or settled later.
+        """
 
     async def close(self) -> None: ...
 
 
 LEASE_S = 60.0
+SETTLED_WITHIN_S = 86_400  # after the end of its lease, since no request runs for longer
 
 
 def decision(limits: TenantLimits, code: int, wait_us: int, requests_held: int, tokens_held: int) -> Decision:
