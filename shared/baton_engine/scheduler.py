@@ -3,7 +3,8 @@
 import math
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from .block_allocator import BlockAllocator, NewBlock
@@ -39,6 +40,10 @@ class Scheduler:
     A sequence gets the blocks for all its known tokens when it is admitted, so that only decodes need further ones. If
     no block is left for a decode, the least urgent running sequence is preempted: it loses its blocks and is recomputed
     later.
+
+    Tenants take turns: of the most urgent waiting sequences, the one goes first with which its tenant would have the
+    fewest rows. A tenant that holds more than its share of the rows or blocks loses some to a waiting tenant below its
+    share.
     """
 
     def __init__(
@@ -63,6 +68,8 @@ class Scheduler:
         self.allocator = allocator
         self.pool = allocator.pool
         self.waiting: list[Sequence] = []
+        self._waiting_of: dict[bytes, list[Sequence]] = {}  # the same sequences by tenant
+        self._held: Counter[bytes] = Counter()  # running and importing sequences of each tenant that has any
         self.running: list[Sequence] = []
         self.importing: list[Sequence] = []
         self.imports_waiting = 0  # sequences in `waiting` whose KV a source will bring
@@ -101,6 +108,7 @@ class Scheduler:
             sequence.queue_place = self._admitted_tokens + STRETCH * sequence.known
         sequence.import_end = self._reach(sequence, lambda: self.allocator.cached_tokens(sequence))
         insort(self.waiting, sequence, key=_ORDER)
+        insort(self._waiting_of.setdefault(sequence.tenant, []), sequence, key=_ORDER)
         self.imports_waiting += sequence.imports
 
     def remove(self, sequence: Sequence) -> None:
@@ -110,7 +118,7 @@ class Scheduler:
         elif sequence.state is State.RUNNING:
             self._stop(sequence)
         elif sequence.state is State.IMPORTING:
-            self.importing.remove(sequence)
+            self._end_import(sequence)
         self._free(sequence)
         sequence.state = State.FINISHED
 
@@ -126,15 +134,27 @@ class Scheduler:
         sequence.row = self._free_rows.pop()
         sequence.began_at = sequence.began_at or time.monotonic()
         self._new_rows[sequence.row] = sequence
+        self._held[sequence.tenant] += 1
         insort(self.running, sequence, key=_ORDER)
 
     def end_import(self, sequence: Sequence) -> None:
         """Note that all KV of a sequence has been imported. The caller still has to start it."""
-        self.importing.remove(sequence)
+        self._end_import(sequence)
         sequence.computed, sequence.import_end = sequence.import_end, 0
+
+    def _end_import(self, sequence: Sequence) -> None:
+        self.importing.remove(sequence)
+        self._release(sequence.tenant)
+
+    def _release(self, tenant: bytes) -> None:
+        """Note that a sequence of a tenant neither runs nor imports any more."""
+        self._held[tenant] -= 1
+        if not self._held[tenant]:
+            del self._held[tenant]
 
     def _stop(self, sequence: Sequence) -> None:
         _remove_sorted(self.running, sequence)
+        self._release(sequence.tenant)
         self._new_rows.pop(sequence.row, None)
         self._free_rows.append(sequence.row)
         sequence.row = -1
@@ -142,6 +162,7 @@ class Scheduler:
     def schedule(self) -> Step:
         """Return the next step. The `computed` of its sequences already counts the step's tokens. Sequences that import
         KV are not part of it: they get their blocks here and move to `importing`."""
+        self._make_room()
         decodes: list[Sequence] = []
         chunks: list[Sequence] = []
         copies: list[tuple[int, int]] = []
@@ -188,7 +209,7 @@ class Scheduler:
         They overtake more urgent prompts that wait for a step, but leave them the blocks and rows that these will need.
         """
         rows, claimed = self._rows_left(), 0
-        for sequence in self.waiting.copy() if self.imports_waiting else ():
+        for sequence in self._in_turn() if self.imports_waiting else ():
             rows -= sequence.rows_needed
             if rows < 0:
                 return
@@ -201,6 +222,7 @@ class Scheduler:
                 self._admitted_tokens += sequence.known
                 sequence.state = State.IMPORTING
                 self.importing.append(sequence)
+                self._held[sequence.tenant] += 1
 
     def work_left(self, sequence: Sequence) -> float:
         """Return the work of the tokens of a prompt that are not computed yet, in tokens without context."""
@@ -233,8 +255,7 @@ class Scheduler:
     def _grow(self, sequence: Sequence, copies: list[tuple[int, int]], new_blocks: list[NewBlock]) -> bool:
         """Give a decode the blocks that its next token needs. Return False if the decode itself was preempted."""
         while len(lacking := self.allocator.lacking(sequence)) > self.pool.num_available:
-            # An export is never preempted, as its KV may be in transfer already, and it needs no further blocks.
-            victim = next(other for other in reversed(self.running) if not other.exports)
+            victim = self._victim(sequence)
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -276,7 +297,7 @@ class Scheduler:
             return
         rows = self._rows_left()
         while self.waiting and budget.room(step, 0) > 0:
-            sequence = self.waiting[0]
+            sequence = self._first()
             # A queued sequence that imports KV waits for blocks, which less urgent sequences must not take.
             if sequence.imports or (before is not None and sequence.order > before.order):
                 return
@@ -285,7 +306,7 @@ class Scheduler:
                 return
             if sequence.pending or rows < 0 or self._exports_are_full(sequence) or not self._take_blocks(sequence):
                 return
-            del self.waiting[0]
+            self._leave_queue(sequence)
             self._admitted_tokens += sequence.known
             self.start(sequence)
             self._schedule_chunk(sequence, step, budget)
@@ -306,8 +327,83 @@ class Scheduler:
         longer = max(tokens + work - max(tokens, _FULL_STEP_TOKENS), 0)
         return ending * longer <= queued * self.step_cost
 
+    def check_tenants(self) -> None:
+        """Raise RuntimeError if the sequences by tenant are not those that there are."""
+        waiting = sorted((each for queue in self._waiting_of.values() for each in queue), key=_ORDER)
+        if waiting != self.waiting or self._held != Counter(each.tenant for each in (*self.running, *self.importing)):
+            raise RuntimeError("the scheduler's sequences by tenant are wrong")
+
+    def _first(self) -> Sequence:
+        """Return the waiting sequence whose turn it is. One must wait."""
+        if len(self._waiting_of) == 1:
+            return self.waiting[0]
+        return min((queue[0] for queue in self._waiting_of.values()), key=lambda head: _turn(head, self._held))
+
+    def _in_turn(self) -> Iterator[Sequence]:
+        """Yield the waiting sequences in the order of their turns, as if each got its rows."""
+        if len(self._waiting_of) == 1:
+            yield from self.waiting.copy()
+            return
+        held, queues = self._held.copy(), {tenant: deque(queue) for tenant, queue in self._waiting_of.items()}
+        while queues:
+            tenant = min(queues, key=lambda each: _turn(queues[each][0], held))
+            sequence = queues[tenant].popleft()
+            held[tenant] += sequence.rows_needed
+            if not queues[tenant]:
+                del queues[tenant]
+            yield sequence
+
+    def _make_room(self) -> None:
+        """Let the waiting sequence whose turn it is have rows and blocks that another tenant holds beyond its share.
+
+        Without this, a tenant whose answers are long could keep all the others waiting until these end.
+        """
+        tenants = len(self._held.keys() | self._waiting_of.keys())
+        if tenants < 2 or not self.waiting:
+            return
+        sequence = self._first()
+        rows_left, needed = self._rows_left(), self.allocator.most_blocks(sequence.known)
+
+        def blocks_suffice() -> bool:
+            return self.pool.num_available >= needed + len(self.running) * self.allocator.num_groups
+
+        # What is scarce is shared: rows, or else blocks.
+        rows_are_scarce = rows_left < sequence.rows_needed
+        if sequence.pending or (not rows_are_scarce and blocks_suffice()):
+            return
+        held, wanted, share = Counter(self._held), sequence.rows_needed, self._max_num_seqs / tenants
+        if not rows_are_scarce:
+            held, wanted, share = Counter(), needed, self.pool.num_blocks / tenants
+            for each in (*self.running, *self.importing):
+                held[each.tenant] += each.num_blocks
+        if held[sequence.tenant] + wanted > share:
+            return
+        for victim in [other for other in reversed(self.running) if not other.exports]:
+            if rows_left >= sequence.rows_needed and (rows_are_scarce or blocks_suffice()):
+                return
+            if held[victim.tenant] > share and victim.request.priority >= sequence.request.priority:
+                held[victim.tenant] -= victim.rows_needed if rows_are_scarce else victim.num_blocks
+                rows_left += victim.rows_needed
+                self._preempt(victim)
+
+    def _victim(self, sequence: Sequence) -> Sequence:
+        """Return the running sequence to preempt for a block of a decode: that decode or a less urgent one.
+
+        It has the least urgent priority and, among those, belongs to the tenant with the most sequences. An export is
+        never preempted, as its KV may be in transfer already, and it needs no further blocks.
+        """
+        others = (other for other in reversed(self.running) if not other.exports)
+        if len(self._held) < 2:
+            return next(others)
+        less_urgent = (other for other in others if other.order >= sequence.order)
+        return max(less_urgent, key=lambda other: (other.request.priority, self._held[other.tenant]))
+
     def _leave_queue(self, sequence: Sequence) -> None:
         _remove_sorted(self.waiting, sequence)
+        queue = self._waiting_of[sequence.tenant]
+        _remove_sorted(queue, sequence)
+        if not queue:
+            del self._waiting_of[sequence.tenant]
         self.imports_waiting -= sequence.imports
 
     def _rows_left(self) -> int:
@@ -347,6 +443,11 @@ def _is_full_of_prompts(step: Step) -> bool:
     """Whether a step has enough tokens, all of prompts that end in it."""
     plan = step.plan
     return plan.num_tokens >= _FULL_STEP_TOKENS and all(plan.draws) and plan.counts[0] > 1
+
+
+def _turn(sequence: Sequence, held: Counter[bytes]) -> tuple[int, int, tuple[int, ...]]:
+    """Return what decides on the turns of tenants; smaller is first. It counts the rows that the tenant would have."""
+    return sequence.request.priority, held[sequence.tenant] + sequence.rows_needed, sequence.order
 
 
 def _remove_sorted(queue: list[Sequence], sequence: Sequence) -> None:

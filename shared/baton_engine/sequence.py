@@ -166,6 +166,11 @@ class Sequence:
         return other
 
     @property
+    def tenant(self) -> bytes:
+        """Stands for the tenant among those of the engine. Tenants that share cached blocks count as one."""
+        return self.request.cache_scope.salt
+
+    @property
     def order(self) -> tuple[int, int, int, int]:
         return self.request.priority, self.queue_place, self.arrival, self.choice
 

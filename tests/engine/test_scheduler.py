@@ -4,7 +4,7 @@ import math
 import os
 import tempfile
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from baton_common.cache_scope import CacheScope
 from baton_common.kv_layout import LayerGroup
 from baton_engine.block_allocator import BlockAllocator
 from baton_engine.block_pool import BlockPool
@@ -89,10 +90,12 @@ class EngineMachine(RuleBasedStateMachine):
         kind=st.sampled_from(["plain", "plain", "plain", "import", "export"]),
         begun=st.sampled_from([0, 0, 0, 1, 5]),
         choice=st.integers(0, 2),
+        tenant=st.sampled_from([b"", b"", b"one", b"two"]),
     )
     def add(
-        self, prompt: list[int], max_tokens: int, n: int, priority: int, kind: str, begun: int, choice: int
-    ) -> None:
+        self, prompt: list[int], max_tokens: int, n: int, priority: int, kind: str, begun: int, choice: int,
+        tenant: bytes,
+    ) -> None:  # fmt: skip
         id = len(self.prompts)
         begun, choice = (min(begun, max_tokens - 1), choice) if n == 1 else (0, 0)
         output = expected_output(prompt, choice, begun)
@@ -101,7 +104,7 @@ class EngineMachine(RuleBasedStateMachine):
         exports_from = 0 if kind == "export" else None
         request = make_request(
             id, prompt, max_tokens, n=n, priority=priority, imports_kv=kind == "import", exports_from=exports_from,
-            output=output, choice=choice,
+            output=output, choice=choice, cache_scope=CacheScope(tenant),
         )  # fmt: skip
         assert self.engine.request_error(request) is None
         self.transcript.expect(request)
@@ -175,7 +178,7 @@ class EngineMachine(RuleBasedStateMachine):
         """Ask with an earlier prompt after the pool has evicted the blocks that nobody holds."""
         pool = self.engine.pool
         pool.release(pool.allocate(pool.num_available))
-        self.add(data.draw(st.sampled_from(list(self.prompts.values()))), max_tokens, 1, 0, "plain", 0, 0)
+        self.add(data.draw(st.sampled_from(list(self.prompts.values()))), max_tokens, 1, 0, "plain", 0, 0, b"")
 
     @rule()
     def reserve(self) -> None:
@@ -194,26 +197,33 @@ class EngineMachine(RuleBasedStateMachine):
             if s.num_tokens - s.computed == 1 and not s.ends_here and not (s.splits and s.num_tokens == s.given_len)
             and not (self.stages > 1 and s.pending)
         ]  # fmt: skip
-        most = min(BUDGET, -(-len(running) // self.stages))
-        preemptions = self.engine.scheduler.num_preemptions
         steps: list[Step] = []
-        schedule = self.engine.scheduler.schedule
+        preempted: list[Sequence] = []
+        schedule, preempt = self.engine.scheduler.schedule, self.engine.scheduler._preempt
+
+        def observed_preempt(sequence: Sequence) -> None:
+            preempted.append(sequence)
+            preempt(sequence)
 
         def observed() -> Step:
             step = schedule()
             steps.append(step)
-            self.check_step(step, decodes, most)
-            preempted = [s for s in running if s.state is State.WAITING]
-            assert len(preempted) <= self.engine.scheduler.num_preemptions - preemptions
+            # Those preempted for another tenant are gone before the step's decodes are chosen.
+            still = [s for s in decodes if s not in preempted]
+            self.check_step(step, still, min(BUDGET, -(-(len(running) - len(preempted)) // self.stages)))
+            assert all(victim in preempted for victim in running if victim.state is State.WAITING)
             for victim in preempted:
                 for other in running:
-                    urgent = other.state is State.RUNNING and other.request.exports_from is None
-                    assert not urgent or other.order < victim.order, "a more urgent sequence was preempted"
+                    kept = other.state is State.RUNNING and other.request.exports_from is None
+                    if other not in preempted and kept and other.tenant == victim.tenant:
+                        assert other.order < victim.order, "a more urgent sequence of the tenant was preempted"
             return step
 
+        self.engine.scheduler._preempt = observed_preempt  # type: ignore[method-assign]
         self.engine.scheduler.schedule = observed  # type: ignore[method-assign]
         result = self.engine.step()
         self.engine.scheduler.schedule = schedule  # type: ignore[method-assign]
+        self.engine.scheduler._preempt = preempt  # type: ignore[method-assign]
         if not running and self.engine.scheduler.waiting:
             assert steps[0].sequences or self.engine.pool.num_held or result.progress, "nothing runs, all wait"
         for reservation in result.reservations:
@@ -222,15 +232,15 @@ class EngineMachine(RuleBasedStateMachine):
             self.check_export(export)
         self.transcript.take(result.deltas)
 
-    def check_step(self, step: Step, decodes: list[Sequence], most: int) -> None:
-        """most: decodes that a step has."""
+    def check_step(self, step: Step, decodes: list[Sequence], enough: int) -> None:
+        """enough: the least number of decodes of a step that leaves one out."""
         assert step.plan.num_tokens <= BUDGET
         assert all(count >= 1 for count in step.plan.counts)
         assert len({id(sequence) for sequence in step.sequences}) == len(step.sequences)
         scheduled = {id(sequence) for sequence in step.sequences}
         left_out = [s for s in decodes if s.state is State.RUNNING and id(s) not in scheduled]
         # Only a budget spent on more urgent decodes may leave one out, or a share of a pipeline's steps.
-        assert not left_out or step.plan.counts[:most] == [1] * most
+        assert not left_out or step.plan.counts[:enough] == [1] * enough
         width = sum(s.sampling.n if s.output_len == 0 and not s.exports else 1 for s in self.engine.scheduler.running)
         assert width <= MAX_SEQS
         written: set[int] = set()
@@ -360,10 +370,8 @@ def read(sequence: Sequence, token: int) -> None:
     sequence.append(token)
 
 
-def add(
-    scheduler: Scheduler, arrival: int, length: int, n: int = 1, priority: int = 0, imports_kv: bool = False
-) -> Sequence:
-    request = make_request(arrival, [arrival] * length, 8, n=n, priority=priority, imports_kv=imports_kv)
+def add(scheduler: Scheduler, arrival: int, length: int, *, tenant: bytes = b"", **fields: Any) -> Sequence:
+    request = make_request(arrival, [arrival] * length, 8, cache_scope=CacheScope(tenant), **fields)
     sequence = Sequence(request, arrival, 4, 64)
     scheduler.add(sequence)
     return sequence
@@ -614,6 +622,73 @@ def test_a_known_prefix_is_held_and_not_computed(scheduler: Scheduler) -> None:
     assert second.tables[0].blocks[0] == first.tables[0].blocks[0]
     assert second.tables[0].blocks[1] != first.tables[0].blocks[1]
     assert (scheduler.allocator.prefix_hits, scheduler.allocator.prefix_queries) == (4, 16)
+
+
+def run(scheduler: Scheduler) -> None:
+    """Schedule a step, and read a token for each sequence that draws one."""
+    for sequence, _, draws in scheduler.schedule():
+        if draws:
+            read(sequence, 9)
+
+
+def test_a_tenant_with_few_rows_is_before_one_with_many(scheduler: Scheduler) -> None:
+    many = [add(scheduler, arrival, 1, tenant=b"many") for arrival in range(4)]
+    run(scheduler)
+    wide = add(scheduler, 4, 1, tenant=b"wide", n=3)
+    waiting = [add(scheduler, arrival, 1, tenant=b"many") for arrival in range(5, 8)]
+    few = [add(scheduler, arrival, 1, tenant=b"few", priority=priority) for arrival, priority in ((8, 0), (9, 1))]
+    assert [sequence.state for sequence in many] == [State.RUNNING] * 4
+    run(scheduler)
+    # One of three tenants may have one of four rows: the last of the many sequences has made room.
+    assert (many[3].state, few[0].state) == (State.WAITING, State.RUNNING)
+    for sequence in many[:3]:
+        scheduler.remove(sequence)
+    run(scheduler)
+    # Two rows are fewer than three. Of two tenants that would have three, the one goes first that has waited longer.
+    assert [sequence.state for sequence in (many[3], *waiting)] == [State.RUNNING] * 2 + [State.WAITING] * 2
+    assert wide.state is State.WAITING
+    assert few[1].state is State.WAITING, "a less urgent request waits for all that are more urgent"
+
+
+@pytest.mark.parametrize("imports_kv", [False, True])
+def test_a_tenant_beyond_its_share_makes_room_for_one_below_it(scheduler: Scheduler, imports_kv: bool) -> None:
+    many = [add(scheduler, arrival, 1, tenant=b"many") for arrival in range(4)]
+    run(scheduler)
+    few = [add(scheduler, arrival, 5, tenant=b"few", imports_kv=imports_kv) for arrival in range(4, 7)]
+    for _ in range(3):
+        run(scheduler)
+    begun = State.IMPORTING if imports_kv else State.RUNNING
+    assert [sequence.state for sequence in many] == [State.RUNNING] * 2 + [State.WAITING] * 2
+    assert [sequence.state for sequence in few] == [begun] * 2 + [State.WAITING]
+    assert scheduler.num_preemptions == 2
+
+
+def test_a_share_of_blocks_is_kept_too() -> None:
+    scheduler = make_scheduler(16, 8)
+    large = [add(scheduler, arrival, 24, tenant=b"large") for arrival in range(2)]
+    for _ in range(6):
+        run(scheduler)
+    small = add(scheduler, 2, 8, tenant=b"small")
+    run(scheduler)
+    assert [sequence.state for sequence in (*large, small)] == [State.RUNNING, State.WAITING, State.RUNNING]
+
+
+def test_more_urgent_sequences_make_no_room(scheduler: Scheduler) -> None:
+    many = [add(scheduler, arrival, 1, tenant=b"many", priority=-1) for arrival in range(4)]
+    run(scheduler)
+    few = add(scheduler, 4, 1, tenant=b"few")
+    run(scheduler)
+    assert [sequence.state for sequence in (*many, few)] == [State.RUNNING] * 4 + [State.WAITING]
+
+
+def test_a_missing_block_costs_the_tenant_with_the_most_rows() -> None:
+    scheduler = make_scheduler(5, 4)
+    many = [add(scheduler, arrival, 1, tenant=b"many") for arrival in range(2)]
+    # The least urgent of the three.
+    few = add(scheduler, 2, 4, tenant=b"few")
+    while not scheduler.num_preemptions:
+        run(scheduler)
+    assert [sequence.state for sequence in (*many, few)] == [State.RUNNING, State.WAITING, State.RUNNING]
 
 
 def test_many_requests_all_end(tmp_path: Path) -> None:

@@ -65,8 +65,8 @@ class ReplyMaker:
                     request_id=record.request_id,
                     prompt_token_ids=prompt,
                     sampling=params,
-                    # Only the tenant's priority, which the operator sets. Pods do not distinguish tenants, so a
-                    # client's own priority would let it overtake other tenants there.
+                    # Only the tenant's priority, which the operator sets. A pod compares the priorities of all
+                    # tenants, so a client's own priority would let it overtake other tenants there.
                     priority=record.identity.tenant.priority if record.identity else 0,
                     traceparent=traceparent,
                     cache_scope=scope,

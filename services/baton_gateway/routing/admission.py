@@ -40,7 +40,7 @@ class AdmissionRequest:
 
 
 class Admission:
-    """Keeps the prefill queues of pods short. Pods do not know tenants, so only the gateway's queue can be fair."""
+    """Keeps the prefill queues of pods short, because only the gateway's queue knows the weights of tenants."""
 
     def __init__(
         self,
