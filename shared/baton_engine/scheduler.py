@@ -2,18 +2,17 @@
 
 import math
 import time
-from bisect import bisect_left, insort
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from operator import attrgetter
+from bisect import insort
+from collections import Counter
+from collections.abc import Callable
 
 from .block_allocator import BlockAllocator, NewBlock
 from .sequence import Sequence, State
 from .step import Step, new_rows
 from .step_budget import StepBudget
 from .step_times import prompt_work
+from .waiting_queue import ORDER, WaitingQueue, remove_sorted
 
-_ORDER = attrgetter("order")
 # In steps that also decode, the chunk of prompt tokens grows with the queue, so that _STEPS_TO_CATCH_UP steps compute
 # all queued prompts. It grows to at most _MOST_CHUNK_GROWTH times chunk_tokens to bound the inter-token latency, but it
 # never lets the queue take more than _MOST_STEPS steps: a client that waits a second for its first token gains little
@@ -41,9 +40,8 @@ class Scheduler:
     no block is left for a decode, the least urgent running sequence is preempted: it loses its blocks and is recomputed
     later.
 
-    Tenants take turns: of the most urgent waiting sequences, the one goes first with which its tenant would have the
-    fewest rows. A tenant that holds more than its share of the rows or blocks loses some to a waiting tenant below its
-    share.
+    Tenants take turns (WaitingQueue). A tenant that holds more than its share of the rows or blocks loses some to a
+    waiting tenant below its share.
     """
 
     def __init__(
@@ -67,8 +65,7 @@ class Scheduler:
         """
         self.allocator = allocator
         self.pool = allocator.pool
-        self.waiting: list[Sequence] = []
-        self._waiting_of: dict[bytes, list[Sequence]] = {}  # the same sequences by tenant
+        self._queue = WaitingQueue()
         self._held: Counter[bytes] = Counter()  # running and importing sequences of each tenant that has any
         self.running: list[Sequence] = []
         self.importing: list[Sequence] = []
@@ -91,6 +88,11 @@ class Scheduler:
         self._new_rows: dict[int, Sequence] = {}  # rows that are not in any plan's new_rows yet
 
     @property
+    def waiting(self) -> list[Sequence]:
+        """The waiting sequences, the most urgent first."""
+        return self._queue.sequences
+
+    @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
@@ -107,8 +109,7 @@ class Scheduler:
         if sequence.queue_place < 0:
             sequence.queue_place = self._admitted_tokens + STRETCH * sequence.known
         sequence.import_end = self._reach(sequence, lambda: self.allocator.cached_tokens(sequence))
-        insort(self.waiting, sequence, key=_ORDER)
-        insort(self._waiting_of.setdefault(sequence.tenant, []), sequence, key=_ORDER)
+        self._queue.add(sequence)
         self.imports_waiting += sequence.imports
 
     def remove(self, sequence: Sequence) -> None:
@@ -135,7 +136,7 @@ class Scheduler:
         sequence.began_at = sequence.began_at or time.monotonic()
         self._new_rows[sequence.row] = sequence
         self._held[sequence.tenant] += 1
-        insort(self.running, sequence, key=_ORDER)
+        insort(self.running, sequence, key=ORDER)
 
     def end_import(self, sequence: Sequence) -> None:
         """Note that all KV of a sequence has been imported. The caller still has to start it."""
@@ -153,7 +154,7 @@ class Scheduler:
             del self._held[tenant]
 
     def _stop(self, sequence: Sequence) -> None:
-        _remove_sorted(self.running, sequence)
+        remove_sorted(self.running, sequence)
         self._release(sequence.tenant)
         self._new_rows.pop(sequence.row, None)
         self._free_rows.append(sequence.row)
@@ -209,7 +210,7 @@ class Scheduler:
         They overtake more urgent prompts that wait for a step, but leave them the blocks and rows that these will need.
         """
         rows, claimed = self._rows_left(), 0
-        for sequence in self._in_turn() if self.imports_waiting else ():
+        for sequence in self._queue.in_turn(self._held) if self.imports_waiting else ():
             rows -= sequence.rows_needed
             if rows < 0:
                 return
@@ -297,7 +298,7 @@ class Scheduler:
             return
         rows = self._rows_left()
         while self.waiting and budget.room(step, 0) > 0:
-            sequence = self._first()
+            sequence = self._queue.first(self._held)
             # A queued sequence that imports KV waits for blocks, which less urgent sequences must not take.
             if sequence.imports or (before is not None and sequence.order > before.order):
                 return
@@ -329,39 +330,19 @@ class Scheduler:
 
     def check_tenants(self) -> None:
         """Raise RuntimeError if the sequences by tenant are not those that there are."""
-        waiting = sorted((each for queue in self._waiting_of.values() for each in queue), key=_ORDER)
-        if waiting != self.waiting or self._held != Counter(each.tenant for each in (*self.running, *self.importing)):
-            raise RuntimeError("the scheduler's sequences by tenant are wrong")
-
-    def _first(self) -> Sequence:
-        """Return the waiting sequence whose turn it is. One must wait."""
-        if len(self._waiting_of) == 1:
-            return self.waiting[0]
-        return min((queue[0] for queue in self._waiting_of.values()), key=lambda head: _turn(head, self._held))
-
-    def _in_turn(self) -> Iterator[Sequence]:
-        """Yield the waiting sequences in the order of their turns, as if each got its rows."""
-        if len(self._waiting_of) == 1:
-            yield from self.waiting.copy()
-            return
-        held, queues = self._held.copy(), {tenant: deque(queue) for tenant, queue in self._waiting_of.items()}
-        while queues:
-            tenant = min(queues, key=lambda each: _turn(queues[each][0], held))
-            sequence = queues[tenant].popleft()
-            held[tenant] += sequence.rows_needed
-            if not queues[tenant]:
-                del queues[tenant]
-            yield sequence
+        self._queue.check()
+        if self._held != Counter(each.tenant for each in (*self.running, *self.importing)):
+            raise RuntimeError("the scheduler's sequences of each tenant are wrong")
 
     def _make_room(self) -> None:
         """Let the waiting sequence whose turn it is have rows and blocks that another tenant holds beyond its share.
 
         Without this, a tenant whose answers are long could keep all the others waiting until these end.
         """
-        tenants = len(self._held.keys() | self._waiting_of.keys())
+        tenants = len(self._held.keys() | self._queue.tenants)
         if tenants < 2 or not self.waiting:
             return
-        sequence = self._first()
+        sequence = self._queue.first(self._held)
         rows_left, needed = self._rows_left(), self.allocator.most_blocks(sequence.known)
 
         def blocks_suffice() -> bool:
@@ -399,11 +380,7 @@ class Scheduler:
         return max(less_urgent, key=lambda other: (other.request.priority, self._held[other.tenant]))
 
     def _leave_queue(self, sequence: Sequence) -> None:
-        _remove_sorted(self.waiting, sequence)
-        queue = self._waiting_of[sequence.tenant]
-        _remove_sorted(queue, sequence)
-        if not queue:
-            del self._waiting_of[sequence.tenant]
+        self._queue.remove(sequence)
         self.imports_waiting -= sequence.imports
 
     def _rows_left(self) -> int:
@@ -443,13 +420,3 @@ def _is_full_of_prompts(step: Step) -> bool:
     """Whether a step has enough tokens, all of prompts that end in it."""
     plan = step.plan
     return plan.num_tokens >= _FULL_STEP_TOKENS and all(plan.draws) and plan.counts[0] > 1
-
-
-def _turn(sequence: Sequence, held: Counter[bytes]) -> tuple[int, int, tuple[int, ...]]:
-    """Return what decides on the turns of tenants; smaller is first. It counts the rows that the tenant would have."""
-    return sequence.request.priority, held[sequence.tenant] + sequence.rows_needed, sequence.order
-
-
-def _remove_sorted(queue: list[Sequence], sequence: Sequence) -> None:
-    """Remove a sequence from a list that is sorted by `order`."""
-    del queue[bisect_left(queue, sequence.order, key=_ORDER)]
