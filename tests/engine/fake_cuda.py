@@ -6,7 +6,8 @@ It cannot test asynchrony, captured memory or speed, for which a GPU is needed, 
 import itertools
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from baton_engine.config import EngineConfig
 from baton_engine.cuda_runner import CudaRunner
 from baton_engine.loading import Progress
 from baton_engine.model_config import ModelConfig
-from baton_engine.ops import TORCH
+from baton_engine.ops import TORCH, Ops
 from baton_engine.step_plan import StepPlan
 from baton_kernels.decode_parts import FIELDS, LENGTH, PART, PARTS, ROW, SEQUENCE, TILE_KEYS, DecodeParts
 from baton_kernels.prefill_cuts import TileCuts
@@ -242,6 +243,32 @@ def values_of(attended: torch.Tensor, up: torch.Tensor, out: torch.Tensor, fixed
     return values_of_reference(attended, up, out)
 
 
+class UndefinedResults:
+    """As compiling_ahead, a context within which no kernel runs: a router's experts are numbers that are no experts."""
+
+    def __init__(self) -> None:
+        self._entered = False
+
+    @contextmanager
+    def __call__(self, cores: float) -> Iterator[None]:
+        self._entered = True
+        try:
+            yield
+        finally:
+            self._entered = False
+
+    def ops(self) -> Ops:
+        changed = {name: self._not_run(getattr(TORCH, name)) for name in ("run_experts", "run_quantized_experts")}
+        return msgspec.structs.replace(TORCH, keeps_codes=True, route=self._route, **changed)
+
+    def _route(self, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        x, weights, experts = TORCH.route(*inputs)
+        return x, weights, experts.fill_(torch.iinfo(experts.dtype).max) if self._entered else experts
+
+    def _not_run(self, kernel: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        return lambda x, *rest: torch.empty_like(x) if self._entered else kernel(x, *rest)
+
+
 def make_runner(config: EngineConfig, model: ModelConfig, device: str, progress: Progress | None) -> CudaRunner:
     runner = CudaRunner(config, model, progress)
     runner.start()
@@ -272,8 +299,10 @@ def pretend(patch: pytest.MonkeyPatch) -> None:
     for module in ("device_sampler", "logprobs"):
         patch.setattr(f"baton_engine.{module}.chosen_logprobs", chosen_logprobs_reference)
     patch.setattr("baton_engine.attention.select._why_not_triton", lambda *_: None)
+    undefined = UndefinedResults()
+    patch.setattr("baton_engine.cuda_runner.compiling_ahead", undefined)
     for ops in ("TRITON", "DETERMINISTIC"):
-        patch.setattr(f"baton_engine.cuda_runner.{ops}", msgspec.structs.replace(TORCH, keeps_codes=True))
+        patch.setattr(f"baton_engine.cuda_runner.{ops}", undefined.ops())
     patch.setattr("baton_engine.cuda_runner.Recorder", Recorder)
     # Kernels need no warm-up here, and test_kernel_variants.py has all of these steps.
     for name in ("warm_up_steps", "measured_steps"):

@@ -61,6 +61,9 @@ def make_requests(seed: int) -> list[Request]:
     ]
 
 
+GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24}
+
+
 @pytest.mark.parametrize(
     "family",
     [
@@ -89,7 +92,7 @@ def make_requests(seed: int) -> list[Request]:
     ],
 )
 def test_same_tokens_of_other_families(tiny_model: MakeModel, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tiny_model(family, initializer_range=0.1)
+    folder = tiny_model(family, initializer_range=0.1, **(GEMMA4_EXPERTS if family == "gemma4" else {}))
     settings = {"max_num_seqs": 5, "max_num_batched_tokens": 32, "block_size": 4, "max_model_len": 160}
     expected = generate(make_engine(folder, **settings), make_requests(7)[:12])
     pretend(monkeypatch)

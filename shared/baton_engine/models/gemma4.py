@@ -43,8 +43,9 @@ class _Experts:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, hidden], before any norm. Returns [T, hidden]."""
         _, weights, experts = self._router(self._router_norm(x))
-        # The number of an expert of another rank is below 0, and its weight is not used.
-        weights = weights * self._scales[experts.clamp(min=0).long()]
+        # The number of an expert of another rank is below 0, and its weight is not used. Numbers are undefined while
+        # kernels are only compiled.
+        weights = weights * self._scales[experts.clamp(0, len(self._scales) - 1).long()]
         return self._ranks.sum(self._experts(self._input_norm(x), weights, experts))
 
 
