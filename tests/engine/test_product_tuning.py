@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baton_engine import product_tuning
-from baton_engine.product_tuning import tune_products
+from baton_engine.product_tuning import _agree, tune_products
 from baton_kernels import linear as linear_kernels
 from baton_kernels import tuning, unmeasured_products
 from baton_kernels.kernel_configs import LinearConfig, Product
@@ -121,6 +121,16 @@ def test_a_candidate_whose_results_are_wrong_is_not_used(
     monkeypatch.setattr(linear_kernels, "linear_candidates", lambda *_: [wrong])
     tune_products(products, lambda run, repeats: 1.0)
     assert [linear_config(rows, *PRODUCT, CPU) for rows in (1, 16, 64)] == [None] * 3, "the product that is trusted"
+
+
+def test_large_results_may_be_rounded_accordingly() -> None:
+    """The results of a product with gates in bfloat16, one of which is 100 times the root mean square."""
+    expected = torch.randn(4096, 4, generator=torch.Generator().manual_seed(6))
+    expected[3, 2:] = torch.tensor([0.0, 100.0])
+    rounded = expected * (1 + 2**-8)
+    assert _agree(rounded, expected)
+    rounded[3, 2] = 0.4
+    assert not _agree(rounded, expected)
 
 
 def test_weights_that_are_not_finite_are_measured(caplog: pytest.LogCaptureFixture) -> None:
