@@ -12,6 +12,9 @@ after every row.
 - ms, of one prompt: the time from the request to its first token.
 - tok/s, of prefill: all prompt tokens, divided by the time until every request has its first token.
 
+A run of a row without repeats is repeated until it becomes no faster, and the fastest one counts: an engine may have
+compiled kernels in the others.
+
 A cell shows the median of a row's repeats and in parentheses the least and the largest. --long adds prompts and decodes
 of up to 130,048 tokens, and uneven lengths; an engine skips what does not fit into its memory or its positions.
 

@@ -1,11 +1,12 @@
 """KV from one GPU's cache into another's, beside plain NCCL send and receive of as many bytes in the same run.
 
-Usage: pair_bench.py [--ranks SENDING RECEIVING] [--repeats N] [--out FILE], on a machine with at least two GPUs. Each
-pod is a process with a KV cache of the Llama-3.1-8B shape. With --ranks the cache is divided among so many ranks, as
-the caches of pods with several GPUs are. Each rank has a GPU if there are enough; else all ranks of a pod share one, so
-there are as many NCCL connections as between such pods, over one cable. KV moves with the code of an engine process:
-gather, checksum, announcement, NCCL, checksum, scatter. The same is measured without checksums. Plain NCCL is
-torch.distributed's, one message of this size at a time. The script prints a table of medians and writes JSON.
+Usage: pair_bench.py [--ranks SENDING RECEIVING] [--kv-cache-dtype auto|fp8] [--repeats N] [--out FILE], on a machine
+with at least two GPUs. Each pod is a process with a KV cache of the Llama-3.1-8B shape, in bfloat16 or in FP8. With
+--ranks the cache is divided among so many ranks, as the caches of pods with several GPUs are. Each rank has a GPU if
+there are enough; else all ranks of a pod share one, so there are as many NCCL connections as between such pods, over
+one cable. KV moves with the code of an engine process: gather, checksum, announcement, NCCL, checksum, scatter. The
+same is measured without checksums. Plain NCCL is torch.distributed's, one message of this size at a time. The script
+prints a table of medians and writes JSON.
 """
 
 import argparse
@@ -45,7 +46,7 @@ from baton_worker.pair_memory import PairMemory
 from loadtest.common.bench_table import aligned, figure
 
 LAYERS, HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 64
-TOKEN_BYTES = LAYERS * 2 * HEADS * HEAD_DIM * 2
+DTYPES = {"auto": "bfloat16", "fp8": "float8_e4m3fn"}
 LENGTHS = (128, 512, 1024, 4000, 8192, 16384)
 PAIR = 1
 MEMORY = {"slots, once": "slot_bytes", "the pair": "pair_bytes"}
@@ -54,18 +55,18 @@ MEMORY = {"slots, once": "slot_bytes", "the pair": "pair_bytes"}
 class CachesOnly:
     """The parts of an engine that the transfer of KV needs: a cache for each rank."""
 
-    def __init__(self, devices: list[torch.device]) -> None:
+    def __init__(self, devices: list[torch.device], dtype: str) -> None:
         """devices: of each rank."""
         ranks = len(devices)
         layouts = [
-            KvLayout(LAYERS, tuple(Plane(name, heads, HEAD_DIM, "bfloat16") for name in ("key", "value")))
+            KvLayout(LAYERS, tuple(Plane(name, heads, HEAD_DIM, dtype) for name in ("key", "value")))
             for heads in (HEADS, len(rank_heads(HEADS, 0, ranks)))
         ]
         self.caches = [KvCache(layouts[1], BLOCK_SIZE, device, TRITON) for device in devices]
         for cache in self.caches:
             cache.allocate(2 * max(LENGTHS) // BLOCK_SIZE)
             for plane in cache.planes:
-                plane.normal_()
+                plane.view(torch.uint8).random_(0, 120)  # the bytes of positive numbers of either dtype
         # What goes through the host is not measured here.
         self.runner = SimpleNamespace(cache=SimpleNamespace(layout=layouts[0], device=torch.device("cpu")))
         self.config = SimpleNamespace(block_size=BLOCK_SIZE)
@@ -116,8 +117,8 @@ class OthersHere:
         return reports
 
 
-def run_end(rank: int, ranks: list[int], peer: Connection, orders: Connection, port: int) -> None:
-    """Run one end; rank 0 sends. ranks: of the cache of each end.
+def run_end(rank: int, ranks: list[int], dtype: str, peer: Connection, orders: Connection, port: int) -> None:
+    """Run one end; rank 0 sends. ranks: of the cache of each end. dtype: of the KV.
 
     Orders are ("plain", bytes, repeats), ("pair", tokens, repeats) and ("unchecked", tokens, repeats), and answers
     are seconds."""
@@ -126,7 +127,7 @@ def run_end(rank: int, ranks: list[int], peer: Connection, orders: Connection, p
     devices = [torch.device("cuda", first + (own if apart else 0)) for own in range(ranks[rank])]
     device = devices[0]
     torch.cuda.set_device(device)
-    engine = CachesOnly(devices)
+    engine = CachesOnly(devices, dtype)
     fds = [StagingArena.create_file("bench") for _ in range(2)]
     mover = KvMover(engine, engine.ends(), *fds, PairMemory(most=max(ranks)))  # type: ignore[arg-type]
     warm_up(device)
@@ -222,6 +223,7 @@ def meet(peer: Connection) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs=2, default=[1, 1], metavar=("SENDING", "RECEIVING"))
+    parser.add_argument("--kv-cache-dtype", choices=DTYPES, default="auto", help="auto: bfloat16")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--out", type=Path, default=Path("loadtest/out/pair_bench.json"))
     return parser.parse_args()
@@ -234,8 +236,10 @@ def main() -> None:
         port = probe.getsockname()[1]
     peers = context.Pipe()
     orders = [context.Pipe() for _ in range(2)]
+    dtype = DTYPES[arguments.kv_cache_dtype]
+    token_bytes = LAYERS * 2 * HEADS * HEAD_DIM * getattr(torch, dtype).itemsize
     ends = [
-        context.Process(target=run_end, args=(rank, arguments.ranks, peers[rank], orders[rank][1], port))
+        context.Process(target=run_end, args=(rank, arguments.ranks, dtype, peers[rank], orders[rank][1], port))
         for rank in range(2)
     ]
     for end in ends:
@@ -245,6 +249,7 @@ def main() -> None:
     report: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
         "ranks": arguments.ranks,
+        "dtype": dtype,
         "setup": setup,
         "rows": [],
     }
@@ -253,7 +258,7 @@ def main() -> None:
     print(", ".join(f"{what} {[end[key] >> 20 for end in setup]}" for what, key in MEMORY.items()))
     lines = [["", "plain NCCL", "", "hand-over", "", "of plain", "unchecked", "", "of plain"]]
     for tokens in LENGTHS:
-        size = tokens * TOKEN_BYTES
+        size = tokens * token_bytes
         seconds = {}
         for kind, amount in (("plain", size), ("pair", tokens), ("unchecked", tokens)):
             for pipe in ours:

@@ -223,17 +223,24 @@ def test_limits_of_an_8b_model_on_an_h200() -> None:
     assert {key: got[key] for key in known} == pytest.approx(known, rel=0.01)
 
 
-def test_what_an_engine_compiles_is_not_subtracted() -> None:
+def test_what_an_engine_compiles_neither_counts_nor_is_subtracted() -> None:
     from loadtest.engine.rows import Row
 
-    row = Row("k", "k", "ms/token", [512] * 2, [108] * 2, repeats=2, short=8)
-    # The first run of 8 tokens compiles in the first repeat, and the second run in the other one.
-    times = iter([9.0, 0.5, 0.5, 1.5, 0.5, 2.0, 1.5])
     asked: list[int] = []
 
-    def generate(inputs: list[int], outputs: list[int]) -> float:
-        asked.append(outputs[0])
-        return next(times)
+    def measure(repeats: int, times: list[float]) -> list[float]:
+        left = iter(times)
 
-    assert row.measure(generate) == [10.0, 10.0]
-    assert asked == [8, 8, 8, 108, 8, 8, 108]
+        def generate(inputs: list[int], outputs: list[int]) -> float:
+            asked.append(outputs[0])
+            return next(left)
+
+        row = Row("k", "k", "ms/token", [512] * 2, [108] * 2, repeats=repeats, short=8)
+        samples = row.measure(generate)
+        assert next(left, None) is None
+        return samples
+
+    # The engine compiles in the first long run, and in the first two short ones.
+    assert measure(1, [3.0, 1.5, 1.5, 0.9, 0.9, 0.5, 0.5]) == [10.0]
+    assert asked == [108, 108, 108, 8, 8, 8, 8]
+    assert measure(2, [1.5, 0.5, 0.5, 0.5, 2.0, 1.0, 1.0, 1.0]) == [10.0, 10.0]
