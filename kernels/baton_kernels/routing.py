@@ -42,10 +42,11 @@ def _flipped(bits):
 
 @triton.jit
 def _choose(
-    logits, correction, weights, experts, scale, EXPERTS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
-    BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNT: tl.constexpr, BLOCK_COUNT: tl.constexpr,
-    USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
-    NEAR: tl.constexpr, CORRECTED: tl.constexpr, OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr,
+    logits, correction, scales, weights, experts, scale, EXPERTS: tl.constexpr, GROUPS: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNT: tl.constexpr,
+    BLOCK_COUNT: tl.constexpr, USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr,
+    NORMALIZE: tl.constexpr, NEAR: tl.constexpr, CORRECTED: tl.constexpr, SCALED: tl.constexpr,
+    OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr,
 ):  # fmt: skip
     """Choose the experts of one token. logits, weights and experts point to those of the token."""
     member = tl.arange(0, BLOCK_SIZE)[None, :]
@@ -109,38 +110,41 @@ def _choose(
             weight = tl.exp(weight - most) / total
     if NORMALIZE:
         weight = weight / (tl.sum(weight, axis=0) + _TINY)
+    weight *= scale
+    if SCALED:
+        weight *= tl.load(scales + chosen, mask=choice < COUNT, other=0.0)
     chosen = tl.where((chosen >= OWN_FIRST) & (chosen < OWN_END), chosen - OWN_FIRST, _NOT_OWN)
     tl.store(experts + choice, chosen, mask=choice < COUNT)
-    tl.store(weights + choice, weight * scale, mask=choice < COUNT)
+    tl.store(weights + choice, weight, mask=choice < COUNT)
 
 
 @triton.jit
 def _choose_experts_kernel(
-    logits, correction, weights, experts, scale, EXPERTS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
-    BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNT: tl.constexpr, BLOCK_COUNT: tl.constexpr,
-    USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
-    NEAR: tl.constexpr, CORRECTED: tl.constexpr, OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    logits, correction, scales, weights, experts, scale, EXPERTS: tl.constexpr, GROUPS: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNT: tl.constexpr,
+    BLOCK_COUNT: tl.constexpr, USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr,
+    NORMALIZE: tl.constexpr, NEAR: tl.constexpr, CORRECTED: tl.constexpr, SCALED: tl.constexpr,
+    OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     wait_for_inputs(OVERLAP)
     _choose(
-        logits + token * EXPERTS, correction, weights + token * COUNT, experts + token * COUNT, scale,
+        logits + token * EXPERTS, correction, scales, weights + token * COUNT, experts + token * COUNT, scale,
         EXPERTS, GROUPS, SIZE, BLOCK_GROUPS, BLOCK_SIZE, COUNT, BLOCK_COUNT, USED, GROUP_BEST, SIGMOID, NORMALIZE,
-        NEAR, CORRECTED, OWN_FIRST, OWN_END,
+        NEAR, CORRECTED, SCALED, OWN_FIRST, OWN_END,
     )  # fmt: skip
 
 
 @triton.jit
 def _route_kernel(
-    x, residual, total, norm, normed, router, bias, logits, arrivals, correction, weights, experts, scale, eps,
+    x, residual, total, norm, normed, router, bias, logits, arrivals, correction, scales, weights, experts, scale, eps,
     INNER: tl.constexpr, BLOCK_INNER: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BIAS: tl.constexpr,
     NORM: tl.constexpr, ADD: tl.constexpr, EXPERTS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNT: tl.constexpr, BLOCK_COUNT: tl.constexpr,
     USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
-    NEAR: tl.constexpr, CORRECTED: tl.constexpr, OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    NEAR: tl.constexpr, CORRECTED: tl.constexpr, SCALED: tl.constexpr, OWN_FIRST: tl.constexpr,
+    OWN_END: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     token = tl.program_id(1).to(tl.int64)
@@ -179,14 +183,14 @@ def _route_kernel(
     if tl.atomic_add(arrivals + token, 1, sem="acq_rel") == tl.num_programs(0) - 1:
         tl.store(arrivals + token, 0)
         _choose(
-            logits + token * EXPERTS, correction, weights + token * COUNT, experts + token * COUNT, scale,
+            logits + token * EXPERTS, correction, scales, weights + token * COUNT, experts + token * COUNT, scale,
             EXPERTS, GROUPS, SIZE, BLOCK_GROUPS, BLOCK_SIZE, COUNT, BLOCK_COUNT, USED, GROUP_BEST, SIGMOID, NORMALIZE,
-            NEAR, CORRECTED, OWN_FIRST, OWN_END,
+            NEAR, CORRECTED, SCALED, OWN_FIRST, OWN_END,
         )  # fmt: skip
 
 
 @functools.cache
-def _sizes(experts: int, routing: Routing, corrected: bool) -> dict[str, Any]:
+def _sizes(experts: int, routing: Routing, corrected: bool, scaled: bool) -> dict[str, Any]:
     """Return the parameters of _choose that are known when it is compiled."""
     assert routing.group_best <= 2, routing
     assert not (routing.near and (corrected or routing.sigmoid)), routing
@@ -207,6 +211,7 @@ def _sizes(experts: int, routing: Routing, corrected: bool) -> dict[str, Any]:
         "NORMALIZE": routing.normalize,
         "NEAR": routing.near,
         "CORRECTED": corrected,
+        "SCALED": scaled,
         "OWN_FIRST": own.start,
         "OWN_END": own.stop,
     }
@@ -219,15 +224,16 @@ def _choices(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def choose(
-    logits: torch.Tensor, correction: torch.Tensor | None, routing: Routing
+    logits: torch.Tensor, correction: torch.Tensor | None, routing: Routing, scales: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute choose_reference for float32 logits. Of experts with equal scores, the one with the smallest number comes
     first."""
     tokens, experts = logits.shape
     weights, chosen = _choices(logits, routing.count)
     _choose_experts_kernel[(tokens,)](
-        logits, logits if correction is None else correction, weights, chosen, routing.scale,
-        num_warps=1 if experts <= 512 else 4, **_sizes(experts, routing, correction is not None),
+        logits, logits if correction is None else correction, logits if scales is None else scales, weights, chosen,
+        routing.scale, num_warps=1 if experts <= 512 else 4,
+        **_sizes(experts, routing, correction is not None, scales is not None),
         **overlap_options(logits.device),
     )  # fmt: skip
     return weights, chosen
@@ -239,6 +245,7 @@ def route(
     bias: torch.Tensor | None,
     correction: torch.Tensor | None,
     routing: Routing,
+    scales: torch.Tensor | None = None,
     config: LinearConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute route_reference. x and weight are contiguous. config: the configuration of a separate kernel for the
@@ -254,17 +261,18 @@ def route(
         _route_kernel[(triton.cdiv(experts, _EXPERTS_OF_PROGRAM), tokens)](
             norm.x, norm.x if norm.residual is None else norm.residual, norm.total, norm.weight, rows, weight,
             weight if bias is None else bias, logits, arrivals_of(weight.device),
-            logits if correction is None else correction, weights, chosen, routing.scale, norm.eps, INNER=inner,
-            BLOCK_INNER=block if norm is x else min(block, _INNER_AT_ONCE), BLOCK_EXPERTS=_EXPERTS_OF_PROGRAM,
-            BIAS=bias is not None, NORM=norm is x, ADD=norm.residual is not None, num_warps=4,
-            **_sizes(experts, routing, correction is not None), **overlap_options(weight.device),
+            logits if correction is None else correction, logits if scales is None else scales, weights, chosen,
+            routing.scale, norm.eps, INNER=inner, BLOCK_INNER=block if norm is x else min(block, _INNER_AT_ONCE),
+            BLOCK_EXPERTS=_EXPERTS_OF_PROGRAM, BIAS=bias is not None, NORM=norm is x, ADD=norm.residual is not None,
+            num_warps=4, **_sizes(experts, routing, correction is not None, scales is not None),
+            **overlap_options(weight.device),
         )  # fmt: skip
         return rows, weights, chosen
     if config is None:
         config = next((found for most, found in BY_TOKENS.items() if tokens <= most), FIXED)
     rows = computed(x)
     linear(rows, weight, bias, out=logits, config=config)
-    return rows, *choose(logits, correction, routing)
+    return rows, *choose(logits, correction, routing, scales)
 
 
 def route_fixed(
@@ -273,6 +281,7 @@ def route_fixed(
     bias: torch.Tensor | None,
     correction: torch.Tensor | None,
     routing: Routing,
+    scales: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute route_reference such that the bits of a token's weights do not depend on the other tokens."""
-    return route(x, weight, bias, correction, routing, FIXED)
+    return route(x, weight, bias, correction, routing, scales, FIXED)

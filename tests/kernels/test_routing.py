@@ -59,10 +59,11 @@ def test_route(tokens: int, biased: bool, device: torch.device) -> None:
     x, weight = torch.randn(tokens, 96, device=device).half(), (torch.randn(24, 96, device=device) / 8).half()
     bias = torch.randn(24, device=device).half() if biased else None
     correction = torch.randn(24, device=device)
+    scales = torch.rand(24, device=device) if biased else None
     routing = Routing(3, sigmoid=True, normalize=True)
-    _, expected_weights, expected = route_reference(x.double(), weight, bias, correction, routing)
+    _, expected_weights, expected = route_reference(x.double(), weight, bias, correction, routing, scales)
     for config in (None, *routing_kernels.BY_TOKENS.values(), routing_kernels.FIXED):
-        same, weights, chosen = route(x, weight, bias, correction, routing, config)
+        same, weights, chosen = route(x, weight, bias, correction, routing, scales, config)
         assert same is x
         assert torch.equal(chosen, expected)
         torch.testing.assert_close(weights.double(), expected_weights, rtol=1e-4, atol=1e-5)
@@ -71,11 +72,12 @@ def test_route(tokens: int, biased: bool, device: torch.device) -> None:
 @pytest.mark.parametrize("tokens", [3, 20])
 def test_experts_of_others_have_no_number(tokens: int, device: torch.device) -> None:
     x, weight = torch.randn(tokens, 96, device=device), torch.randn(24, 96, device=device)
-    _, all_weights, every = route_reference(x, weight, None, None, Routing(4))
+    scales = torch.rand(24, device=device)
+    _, all_weights, every = route_reference(x, weight, None, None, Routing(4), scales)
     for own in (range(7), range(7, 24)):
         expected = [[expert - own.start if expert in own else NOT_OWN for expert in row] for row in every.tolist()]
         for function in (route_reference, route):
-            _, weights, chosen = function(x, weight, None, None, Routing(4, own=own))
+            _, weights, chosen = function(x, weight, None, None, Routing(4, own=own), scales)
             assert chosen.tolist() == expected
             torch.testing.assert_close(weights, all_weights)
 

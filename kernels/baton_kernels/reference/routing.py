@@ -38,12 +38,13 @@ class Routing:
 
 
 def choose_reference(
-    logits: torch.Tensor, correction: torch.Tensor | None, routing: Routing
+    logits: torch.Tensor, correction: torch.Tensor | None, routing: Routing, scales: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose experts by their logits, [T, experts] in float32 or float64.
 
     correction: [experts] float32, added to the scores for the choice but not for the weights (Wang et al.,
-    "Auxiliary-Loss-Free Load Balancing", 2024); None = 0. Returns the weights, [T, count] in the logits' dtype, and the
+    "Auxiliary-Loss-Free Load Balancing", 2024); None = 0. scales: [experts] float32, by which the weights of each
+    expert are multiplied; None = 1. Returns the weights, [T, count] in the logits' dtype, and the
     experts, [T, count] int32, in the order in which they are chosen.
     """
     scores = logits.sigmoid() if routing.sigmoid else logits.softmax(dim=-1)
@@ -60,10 +61,13 @@ def choose_reference(
     weights = _near_shares(logits, routing) if routing.near else scores.gather(-1, experts)
     if routing.normalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + TINY)
+    weights = weights * routing.scale
+    if scales is not None:
+        weights = weights * scales[experts]
     if routing.own is not None:
         elsewhere = (experts < routing.own.start) | (experts >= routing.own.stop)
         experts = (experts - routing.own.start).masked_fill_(elsewhere, NOT_OWN)
-    return weights * routing.scale, experts.int()
+    return weights, experts.int()
 
 
 def _near_shares(logits: torch.Tensor, routing: Routing) -> torch.Tensor:
@@ -83,6 +87,7 @@ def route_reference(
     bias: torch.Tensor | None,
     correction: torch.Tensor | None,
     routing: Routing,
+    scales: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return x, and the weights and experts of choose_reference for the logits x weightᵀ + bias. The logits stay in
     float32 or above, because a rounded logit may choose another expert.
@@ -92,4 +97,4 @@ def route_reference(
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     logits = functional.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
-    return x, *choose_reference(logits, correction, routing)
+    return x, *choose_reference(logits, correction, routing, scales)

@@ -23,8 +23,8 @@ _WEIGHTS = ("weight", "weight_packed", "qweight")
 class Router:
     """Chooses the experts of each token, as baton_kernels.reference.routing.route_reference does.
 
-    correction: [experts] float32, added to the scores for the choice; None = 0. transposed: the checkpoint stores the
-    weight as [inputs, experts].
+    correction: [experts] float32, added to the scores for the choice; None = 0. scales: [experts] float32, factors of
+    the weights; None = 1. transposed: the checkpoint stores the weight as [inputs, experts].
     """
 
     inputs: Inputs = NormedNumbers(_MOST_NORMED)
@@ -38,13 +38,14 @@ class Router:
         *,
         bias: bool = False,
         correction: torch.Tensor | None = None,
+        scales: torch.Tensor | None = None,
         transposed: bool = False,
     ) -> None:
         shape = (hidden, experts) if transposed else (experts, hidden)
         stored = source.take("weight", shape)
         self._weight = stored.T.contiguous() if transposed else stored
         self._bias = source.take("bias", (experts,)) if bias else None
-        self._correction = correction
+        self._correction, self._scales = correction, scales
         own = source.own_experts(experts) if routing.own is None else routing.own
         self._routing = replace(routing, own=own) if len(own) < experts else routing
         self._ops = source.ops
@@ -52,7 +53,7 @@ class Router:
     def __call__(self, x: InputRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x: [T, hidden]. Returns x as a plain tensor, the weights, [T, count], and the experts, [T, count] int32, by
         their indices on this rank."""
-        return self._ops.route(x, self._weight, self._bias, self._correction, self._routing)
+        return self._ops.route(x, self._weight, self._bias, self._correction, self._routing, self._scales)
 
 
 def load_experts(source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:

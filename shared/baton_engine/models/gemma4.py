@@ -32,9 +32,8 @@ class _Experts:
         hidden, count, eps, router = config.hidden_size, config.num_experts, config.rms_norm_eps, source.at("router")
         self._router_norm = UnitNorm(router, hidden, eps)
         self._router_norm.weight = router.take("scale", (hidden,), dtype=torch.float32) * hidden**-0.5
-        self._router = Router(router.at("proj"), config.routing, count, hidden)
-        own = source.own_experts(count)
-        self._scales = router.take("per_expert_scale", (count,), dtype=torch.float32)[own.start : own.stop]
+        scales = router.take("per_expert_scale", (count,), dtype=torch.float32)
+        self._router = Router(router.at("proj"), config.routing, count, hidden, scales=scales)
         self._input_norm = WideRmsNorm(source.at("pre_feedforward_layernorm_2"), hidden, eps)
         form = JoinedForm(activation="gelu_tanh")
         self._experts = load_joined_experts(source.at("experts"), count, hidden, config.expert_size, form)
@@ -43,9 +42,6 @@ class _Experts:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, hidden], before any norm. Returns [T, hidden]."""
         _, weights, experts = self._router(self._router_norm(x))
-        # The number of an expert of another rank is below 0, and its weight is not used. Numbers are undefined while
-        # kernels are only compiled.
-        weights = weights * self._scales[experts.clamp(0, len(self._scales) - 1).long()]
         return self._ranks.sum(self._experts(self._input_norm(x), weights, experts))
 
 
