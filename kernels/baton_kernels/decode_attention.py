@@ -20,6 +20,8 @@ from .windows import oldest_key
 # Keys of a tile, warps of a program and stages: for heads of up to 128, of up to 256, and of more elements. The tiles
 # of larger heads take more memory.
 _TILE, _TALL_TILE, _TALLEST_TILE = (64, 2, 3), (32, 4, 3), (16, 4, 2)
+# For heads of up to 128 codes of 8 bits. Such a tile has as many bytes, and more warps to decode them.
+_CODES_TILE = (128, 4, 2)
 # Values of partial results that a program of the decode kernel holds at a time while it joins parts.
 _JOIN_VALUES = 2048
 # In steps of at most this many sequences, a separate kernel merges the parts, and its programs read _PARTS_AT_ONCE at a
@@ -231,8 +233,8 @@ def decode_attention(
     q: [S, heads, head_dim]; q and scales are contiguous. keys, values: contiguous, except that there may be gaps
     between heads. tables: [rows, most blocks] int32. parts: the parts of the sequences, with the length of each
     sequence and its row of tables. out: [S, heads, head_dim], contiguous, receives the results of sequences with
-    tokens; None = a new tensor. keys_at_once: the keys of a tile, a divisor of TILE_KEYS. 0 = choose this and the
-    arguments after it.
+    tokens; None = a new tensor. keys_at_once: the keys of a tile, a power of two. 0 = choose this and the arguments
+    after it.
     """
     sequences, heads, dim = q.shape
     page, kv_heads = keys.shape[1:3]
@@ -244,7 +246,8 @@ def decode_attention(
     logsums = q.new_empty((slots, heads), dtype=torch.float32)
     block_dim = triton.next_power_of_2(dim)
     join_group = min(triton.next_power_of_2(group), 8)
-    chosen = _TILE if block_dim <= 128 else _TALL_TILE if block_dim <= 256 else _TALLEST_TILE
+    short = _TILE if scales is None else _CODES_TILE
+    chosen = short if block_dim <= 128 else _TALL_TILE if block_dim <= 256 else _TALLEST_TILE
     separate_join = sequences <= SEPARATE_JOIN_SEQUENCES
     if scales is not None:
         values = values.view(torch.int16)
