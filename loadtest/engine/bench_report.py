@@ -30,7 +30,7 @@ class Report:
         }
 
     def add_shape(self, name: str) -> Json:
-        entry: Json = {"rows": {}, "errors": {}, "settings": {}, "start_s": {}, "profile": []}
+        entry: Json = {"rows": {}, "errors": {}, "settings": {}, "start_s": {}, "profile": [], "warnings": []}
         self.json["shapes"][name] = entry
         return entry
 
@@ -54,6 +54,9 @@ class Report:
             case "profile":
                 entry["profile"].append(event["report"])
                 return str(event["report"]["name"])
+            case "warning":
+                entry["warnings"].append(event["text"])
+                return f"warning: {event['text']}"
             case "error":
                 # The first error gives the cause; a later one only says that the process ended.
                 entry["errors"].setdefault(source, event["error"])

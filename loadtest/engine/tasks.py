@@ -3,6 +3,7 @@ line of JSON each."""
 
 import gc
 import json
+import logging
 import os
 import sys
 import time
@@ -73,6 +74,17 @@ def profile(job: Job, tell: Tell) -> None:
         tell("profile", report=report)
 
 
+class Warnings(logging.Handler):
+    """Reports what Baton's engine warns of: a kernel that is not used costs time."""
+
+    def __init__(self, tell: Tell) -> None:
+        super().__init__(logging.WARNING)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell("warning", text=record.getMessage())
+
+
 def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".split("\n")[0][:300]
 
@@ -82,6 +94,7 @@ def main(job_path: str, events_path: str) -> None:
         with open(events_path, "a") as sink:
             sink.write(json.dumps({"event": event, **facts}) + "\n")
 
+    logging.getLogger("baton_engine").addHandler(Warnings(tell))
     job = Job.load(Path(job_path))
     try:
         {"prepare": prepare, "rows": run_rows, "profile": profile}[job.task](job, tell)

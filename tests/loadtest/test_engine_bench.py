@@ -244,3 +244,23 @@ def test_what_an_engine_compiles_neither_counts_nor_is_subtracted() -> None:
     assert measure(1, [3.0, 1.5, 1.5, 0.9, 0.9, 0.5, 0.5]) == [10.0]
     assert asked == [108, 108, 108, 8, 8, 8, 8]
     assert measure(2, [1.5, 0.5, 0.5, 0.5, 2.0, 1.0, 1.0, 1.0]) == [10.0, 10.0]
+
+
+def test_what_an_engine_warns_of_is_in_the_report(tmp_path: Path) -> None:
+    import logging
+
+    from loadtest.engine.bench_report import Report
+    from loadtest.engine.tasks import Warnings
+
+    report, events = Report(tmp_path / "report.json", {}), []
+    entry = report.add_shape("m")
+    handler = Warnings(lambda event, **facts: events.append({"event": event, **facts}))
+    log = logging.getLogger("baton_engine")
+    log.addHandler(handler)
+    try:
+        logging.getLogger("baton_engine.product_tuning").error("not used: %s", "a kernel")
+        logging.getLogger("baton_engine.product_tuning").info("measured")
+    finally:
+        log.removeHandler(handler)
+    assert [report.note(event, "ours", entry) for event in events] == ["warning: not used: a kernel"]
+    assert report.json["shapes"]["m"]["warnings"] == ["not used: a kernel"]
