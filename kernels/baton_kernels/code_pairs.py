@@ -23,6 +23,7 @@ def _int4_pairs(pair: str, base: int, scaled: str) -> str:
     return "{\n    .reg .b32 t, u;\n" + "".join(steps) + "}"
 
 
+_NOT_SCALED = "mov.b32 {}, t;"
 _SCALED = "mul.{pair} {}, t, $6;"
 # A scale that the floats' type cannot represent is the sum of two that it can ($6 and $7). The product with a float16
 # scale is rounded only once, as a code has at most 4 bits and the second part of the scale has 3.
@@ -30,6 +31,8 @@ _SCALED_TWICE = "mul.{pair} u, t, $7;\n    fma.rn.{pair} {}, t, $6, u;"
 # The bases are 128 in bfloat16 and 1024 in float16.
 _INT4_BFLOAT16 = gl.constexpr(_int4_pairs("bf16x2", 0x4300, _SCALED))
 _INT4_BFLOAT16_FINE = gl.constexpr(_int4_pairs("bf16x2", 0x4300, _SCALED_TWICE))
+_INT4_BFLOAT16_UNSCALED = gl.constexpr(_int4_pairs("bf16x2", 0x4300, _NOT_SCALED))
+_INT4_FLOAT16_UNSCALED = gl.constexpr(_int4_pairs("f16x2", 0x6400, _NOT_SCALED))
 _INT4_FLOAT16 = gl.constexpr(_int4_pairs("f16x2", 0x6400, _SCALED))
 _INT4_FLOAT16_FINE = gl.constexpr(_int4_pairs("f16x2", 0x6400, _SCALED_TWICE))
 
@@ -93,6 +96,43 @@ def _half_scale(bits, shape: gl.constexpr):
 
 
 @gluon.jit
+def _zeros(words, zero, DTYPE: gl.constexpr, BESIDE: gl.constexpr):
+    """Return the zeros of groups [outputs, groups] for their words [outputs, groups, words], plus the power of two in
+    which a code is placed."""
+    base: gl.constexpr = 128.0 if gl.bfloat16 == DTYPE else 1024.0
+    zeros = gl.full(words.shape, base + 8.0, DTYPE, words.type.layout)
+    if BESIDE == "zeros":
+        zeros = _spread((zero.to(gl.float32) + base).to(DTYPE), words.shape)
+    return zeros
+
+
+@gluon.jit
+def _in_columns(one, two, three, last):
+    """Return the numbers of the four codes of words, [outputs, groups, words] each, as [outputs, columns]."""
+    outputs: gl.constexpr = one.shape[0]
+    blocks: gl.constexpr = one.shape[1] * one.shape[2] // 8
+    numbers = gl.join(gl.join(one, three), gl.join(two, last))
+    # The codes of a word belong to columns 8 apart.
+    return numbers.reshape([outputs, blocks, 8, 2, 2]).permute((0, 1, 3, 4, 2)).reshape([outputs, 32 * blocks])
+
+
+@gluon.jit
+def int4_of(words, zero, DTYPE: gl.constexpr, BESIDE: gl.constexpr):
+    """Decode words [outputs, words] of int4 codes without their scales; return [outputs, columns].
+
+    zero: the zeros of groups, [outputs, groups], if BESIDE is "zeros".
+    """
+    groups: gl.constexpr = zero.shape[1]
+    shape: gl.constexpr = [words.shape[0], groups, words.shape[1] // groups]
+    words = words.reshape(shape)
+    one, two, three, last = gl.inline_asm_elementwise(
+        _INT4_BFLOAT16_UNSCALED if gl.bfloat16 == DTYPE else _INT4_FLOAT16_UNSCALED, "=r,=r,=r,=r,r,r",
+        [words, _zeros(words, zero, DTYPE, BESIDE)], _four_of(DTYPE), is_pure=True, pack=2,
+    )  # fmt: skip
+    return _in_columns(one, two, three, last)
+
+
+@gluon.jit
 def numbers_of(words, scale, zero, DTYPE: gl.constexpr, KIND: gl.constexpr, BESIDE: gl.constexpr):
     """Decode words [outputs, words] and multiply them by their scales [outputs, groups]; return [outputs, columns].
 
@@ -119,10 +159,7 @@ def numbers_of(words, scale, zero, DTYPE: gl.constexpr, KIND: gl.constexpr, BESI
         )
     else:
         bfloat16: gl.constexpr = gl.bfloat16 == DTYPE
-        base: gl.constexpr = 128.0 if bfloat16 else 1024.0
-        zeros = gl.full(shape, base + 8.0, DTYPE, words.type.layout)
-        if BESIDE == "zeros":
-            zeros = _spread((zero.to(gl.float32) + base).to(DTYPE), shape)
+        zeros = _zeros(words, zero, DTYPE, BESIDE)
         coarse = scale.to(DTYPE)
         if scale.dtype == DTYPE:
             one, two, three, last = gl.inline_asm_elementwise(
@@ -135,6 +172,4 @@ def numbers_of(words, scale, zero, DTYPE: gl.constexpr, KIND: gl.constexpr, BESI
                 _INT4_BFLOAT16_FINE if bfloat16 else _INT4_FLOAT16_FINE, "=r,=r,=r,=r,r,r,r,r",
                 [words, zeros, _spread(coarse, shape), _spread(rest, shape)], four, is_pure=True, pack=2,
             )  # fmt: skip
-    numbers = gl.join(gl.join(one, three), gl.join(two, last))
-    # The codes of a word belong to columns 8 apart.
-    return numbers.reshape([outputs, count // 8, 8, 2, 2]).permute((0, 1, 3, 4, 2)).reshape([outputs, 4 * count])
+    return _in_columns(one, two, three, last)

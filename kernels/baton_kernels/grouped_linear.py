@@ -1,8 +1,8 @@
 """Products with weights of 4 or 8 bits in groups, which kernels decode while they multiply.
 
-Most 4-bit weights have a separate kernel on Hopper (hopper_codes.py). For other weights and GPUs there are two kernels:
-one multiplies a single row elementwise, and the other multiplies tiles with the tensor cores. Large batches are bound
-by arithmetic, so for them the weight is dequantized into memory, and cuBLAS multiplies.
+Most 4-bit weights have separate kernels on Hopper (hopper_few_rows.py and hopper_codes.py). For other weights and GPUs
+there are two kernels: one multiplies a single row elementwise, and the other multiplies tiles with the tensor cores.
+Large batches are bound by arithmetic, so for them the weight is dequantized into memory, and cuBLAS multiplies.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ import triton.language as tl
 from .activation import gate_mul, silu_mul
 from .grouped_codes import columns_of, decode, grouped_operands, load_codes, load_scales, multiply, numbers_in_order
 from .hopper_codes import has_hopper_kernel, hopper_codes
+from .hopper_few_rows import few_rows_candidates, few_rows_codes
 from .kernel_configs import LinearConfig, Product
 from .overlap import LINE, let_next_start, lines_ahead, prefetch, wait_for_inputs
 from .parts import add_parts, arrivals_of, parts_for
@@ -244,7 +245,8 @@ def grouped_linear(
         outputs //= 2
     out = x.new_empty(rows, outputs)
     if config.hopper:
-        return hopper_codes(x, weight, bias, gated, config, out)
+        compute = few_rows_codes if config.block_rows == 1 else hopper_codes
+        return compute(x, weight, bias, gated, config, out)
     tensors, (units, *sizes), flags = grouped_operands(weight, config.block_inner)
     tensors = (x, *tensors, out if bias is None else bias, out)
     tiles = triton.cdiv(outputs, config.block_outputs)
@@ -273,7 +275,7 @@ class _Groups(NamedTuple):
 
     @property
     def rows(self) -> tuple[int, ...]:
-        return 1, 16, 32, 64, 128, 256, 2048
+        return 1, 8, 16, 32, 64, 128, 256, 2048
 
     @property
     def trusted(self) -> None:
@@ -287,7 +289,8 @@ class _Groups(NamedTuple):
 
     def candidates(self, weight: GroupedWeight, shape: Product, rows: int) -> list[LinearConfig | None]:
         if has_hopper_kernel(weight, self.dtype):
-            return list(hopper_candidates(CODES, rows, shape, weight.codes.device))
+            tiles = hopper_candidates(CODES, rows, shape, weight.codes.device)
+            return [*few_rows_candidates(rows, shape), *tiles]
         found: list[LinearConfig | None] = [_default(min(rows, _FEW_ROWS), shape.outputs, shape.inner)]
         if rows == 1:
             found += [config for config in _ONE_ROW if config.block_inner <= shape.inner]

@@ -1,4 +1,5 @@
-"""Compiles kernels for Hopper on any machine, and prints the sizes of their code: `prefill`, `codes` or `numbers`."""
+"""Compiles kernels for Hopper on any machine, and prints the sizes of their code: `prefill`, `codes`,
+`few_rows` or `numbers`."""
 
 import sys
 from types import SimpleNamespace
@@ -9,9 +10,9 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from baton_kernels import hopper_codes, hopper_numbers, hopper_prefill, hopper_products
+from baton_kernels import hopper_codes, hopper_few_rows, hopper_numbers, hopper_prefill, hopper_products
 from baton_kernels.hopper_products import Pairs
-from baton_kernels.kernel_configs import LinearConfig
+from baton_kernels.kernel_configs import LinearConfig, Product
 from baton_kernels.pair_groups import PairGroups
 from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.grouped_linear import GroupedWeight
@@ -35,16 +36,17 @@ def prefill() -> JITFunction:
     return hopper_prefill._hopper_prefill_kernel
 
 
-def codes() -> JITFunction:
-    def weight(kind: str, *shape: int, group: int = 128, scales: torch.dtype = BF16) -> GroupedWeight:
-        *outer, columns = shape
-        zeros = torch.zeros(*outer, columns // group, dtype=torch.uint8) if scales == torch.float16 else None
-        return GroupedWeight(
-            kind, torch.zeros(*outer, columns // 4, dtype=torch.int16),
-            torch.zeros(*outer, columns // group, dtype=scales), zeros,
-            factors=torch.zeros(outer) if scales == torch.int16 else None,
-        )  # fmt: skip
+def weight(kind: str, *shape: int, group: int = 128, scales: torch.dtype = BF16) -> GroupedWeight:
+    *outer, columns = shape
+    zeros = torch.zeros(*outer, columns // group, dtype=torch.uint8) if scales == torch.float16 else None
+    return GroupedWeight(
+        kind, torch.zeros(*outer, columns // 4, dtype=torch.int16),
+        torch.zeros(*outer, columns // group, dtype=scales), zeros,
+        factors=torch.zeros(outer) if scales == torch.int16 else None,
+    )  # fmt: skip
 
+
+def codes() -> JITFunction:
     compute, ints = hopper_codes.hopper_codes, torch.zeros(64, dtype=torch.int32)
     x, plain = torch.zeros(16, 4096, dtype=BF16), weight("int4", 512, 4096)
     compute(x, plain, None, True, LinearConfig(8, 128, 256, 1, 8, 4), x)
@@ -68,6 +70,19 @@ def codes() -> JITFunction:
     compute(x, experts, None, False, LinearConfig(16, 64, 256, 1, 4, 4), x, Pairs(groups, True))
     compute(x, experts, None, False, LinearConfig(8, 64, 256, 1, 4, 4), x, Pairs(groups, True))
     return hopper_products._hopper_kernel
+
+
+def few_rows() -> JITFunction:
+    compute, tiles = hopper_few_rows.few_rows_codes, LinearConfig(1, 16, 1024, 1, 4, 4, hopper=True)
+    x, plain = torch.zeros(2, 4096, dtype=BF16), weight("int4", 512, 4096)
+    for each in hopper_few_rows.few_rows_candidates(1, Product(512, 4096, False)):
+        compute(x, plain, None, False, each, x[:, :512])
+    compute(x.half(), weight("int4", 512, 4096, scales=torch.float16), x[0].half(), True, tiles, x[:, :256].half())
+    compute(x, weight("int4", 512, 4096, group=32, scales=torch.float16), None, False, tiles, x[:, :512])
+    compute(x, weight("e2m1", 512, 4096, group=32, scales=torch.int16), None, True, tiles, x[:, :256])
+    x = torch.zeros(2, 2880, dtype=BF16)
+    compute(x, weight("e2m1", 512, 2880, group=32, scales=torch.uint8), x[0], False, tiles, x[:, :512])
+    return hopper_few_rows._few_rows_kernel
 
 
 def numbers() -> JITFunction:
@@ -106,7 +121,7 @@ def main() -> None:
     CompiledKernel._init_handles = lambda _: None
     run = JITFunction.run
     JITFunction.run = lambda *arguments, warmup, **options: run(*arguments, warmup=True, **options)
-    kernel = {"prefill": prefill, "codes": codes, "numbers": numbers}[sys.argv[1]]()
+    kernel = {each.__name__: each for each in (prefill, codes, few_rows, numbers)}[sys.argv[1]]()
     compiled = kernel.device_caches[0][0].values()
     print([len(each.asm["cubin"]) for each in compiled])
 

@@ -80,6 +80,16 @@ def test_int4(dtype: torch.dtype, scale_dtype: torch.dtype) -> None:
             assert torch.equal(ours[:, half], expected.to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_int4_without_scales(dtype: torch.dtype) -> None:
+    zeros = torch.randint(0, 17, (len(WORDS),)).double()
+    operands = {"$4": PAIRS, "$5": constants(zeros + (128 if dtype == torch.bfloat16 else 1024), dtype)}
+    text = getattr(code_pairs, f"_INT4_{str(dtype)[6:].upper()}_UNSCALED").value
+    for number, ours in enumerate(run(text, operands, dtype)):
+        for half, words in enumerate((WORDS, WORDS.roll(1))):
+            assert torch.equal(ours[:, half].double(), ((words >> 4 * number) & 15) - zeros)
+
+
 def test_e2m1() -> None:
     exponents, dtype = torch.randint(0, 129, (len(WORDS),)).double(), torch.bfloat16
     # The kernel takes 2 ** 126 times the scale 2 ** (exponent - 127).

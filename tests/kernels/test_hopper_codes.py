@@ -10,6 +10,7 @@ from baton_common.cores import available_cores
 from baton_engine.compilation import compiling_ahead
 from baton_kernels.grouped_linear import FIXED, grouped_linear, grouped_linear_fixed
 from baton_kernels.hopper_codes import has_hopper_kernel
+from baton_kernels.hopper_few_rows import few_rows_candidates
 from baton_kernels.kernel_configs import LinearConfig, Product
 from baton_kernels.reference.grouped_linear import (
     GroupedWeight,
@@ -25,9 +26,11 @@ from .hopper import compiled_sizes, on_hopper
 BF16, HALF = torch.bfloat16, torch.float16
 DEVICE = torch.device("cuda", 0)
 TILES = (
-    LinearConfig(8, 128, 128, 2, 8, 3), LinearConfig(16, 64, 64, 1, 4, 2), LinearConfig(32, 128, 128, 3, 8, 3),
-    LinearConfig(256, 128, 64, 1, 8, 5),
+    LinearConfig(8, 128, 128, 2, 8, 3, True), LinearConfig(16, 64, 64, 1, 4, 2, True),
+    LinearConfig(32, 128, 128, 3, 8, 3, True), LinearConfig(256, 128, 64, 1, 8, 5, True),
 )  # fmt: skip
+# Of the kernel in hopper_few_rows.py.
+FEW_ROWS = LinearConfig(1, 16, 512, 1, 4, 4, True), LinearConfig(1, 32, 1024, 1, 8, 2, True)
 
 
 class Format(NamedTuple):
@@ -68,9 +71,9 @@ def test_the_identity_shows_the_numbers_of_the_format() -> None:
     cases = [(make(form, 50, 384), form.dtype) for form in FORMATS]
     identities = {dtype: torch.eye(384, dtype=dtype, device=DEVICE) for dtype in (BF16, HALF)}
     with compiling_ahead(available_cores()):
-        for (weight, dtype), config in itertools.product(cases, TILES):
+        for (weight, dtype), config in itertools.product(cases, (*TILES, *FEW_ROWS)):
             grouped_linear(identities[dtype], weight, config=config)
-    for (weight, dtype), config in itertools.product(cases, TILES):
+    for (weight, dtype), config in itertools.product(cases, (*TILES, *FEW_ROWS)):
         assert has_hopper_kernel(weight, dtype)
         for _ in range(2):  # the second time shows whether the first has left its counters at zero
             ours = grouped_linear(identities[dtype], weight, config=config).T
@@ -107,7 +110,7 @@ def test_sizes_that_fill_no_tile() -> None:
     cases: list[Case] = []
     for form, gated, rows in itertools.product(FORMATS, (False, True), (1, 20, 300)):
         x = torch.randn(rows, 192, dtype=form.dtype, device=DEVICE)
-        cases.append((x, make(form, 100, 192), gated, (FIXED, *TILES)))
+        cases.append((x, make(form, 100, 192), gated, (FIXED, *TILES, *FEW_ROWS)))
     check(cases)
 
 
@@ -116,7 +119,8 @@ def test_products_with_every_candidate() -> None:
     cases: list[Case] = []
     for (form, gated), rows in itertools.product(((FORMATS[0], False), (FORMATS[-1], True)), (1, 20, 50, 130, 300)):
         x = torch.randn(rows, 1152, dtype=BF16, device=DEVICE)
-        tiles = hopper_candidates(CODES, rows, Product(600, 1152, gated), DEVICE)
+        shape = Product(600, 1152, gated)
+        tiles = [*few_rows_candidates(rows, shape), *hopper_candidates(CODES, rows, shape, DEVICE)]
         cases.append((x, make(form, 600, 1152), gated, tuple(tiles)))
     check(cases)
 
