@@ -2,8 +2,7 @@
 
 A warp group decodes the codes of a step into the registers from which the tensor cores take their operands. Meanwhile
 the tensor cores multiply the weights that the other group has decoded. So a product of few rows takes as long as
-reading the codes, and one of many rows as long as with 16-bit weights. A warp-group instruction takes as long for 8
-rows as for 64, so tiles of 8 rows use warp instructions (mma_v2).
+reading the codes, and one of many rows as long as with 16-bit weights.
 """
 
 from typing import Any, NamedTuple
@@ -11,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from .code_pairs import numbers_of, words_layout
@@ -52,14 +50,6 @@ def _load_scales(scales, beside, w_row, column, groups, SIZE: gl.constexpr, BESI
     return scale, zero
 
 
-@gluon.constexpr_function
-def _sums_layout(rows):
-    """Return the layout of sums [outputs, rows]."""
-    if rows == 8:
-        return gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, rows, 16])
-
-
 @gluon.jit
 def _multiply(GROUP: gl.constexpr, operands, tiles, place, FLAGS: gl.constexpr):
     """Return the sums of a warp group over a program's steps, [outputs, rows] float32."""
@@ -80,7 +70,7 @@ def _multiply(GROUP: gl.constexpr, operands, tiles, place, FLAGS: gl.constexpr):
     inside = gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, of_scales))
     w_row = place.base + outputs_of(inside, GROUP, OUTPUTS, place, FLAGS.gated)
     column = gl.arange(0, count, layout=gl.SliceLayout(0, of_scales)) * (INNER // count)
-    layout: gl.constexpr = _sums_layout(ROWS)
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     acc = gl.zeros([OUTPUTS, ROWS], gl.float32, layout)
     # Scales are loaded one step early, because their loads are not asynchronous.
@@ -94,14 +84,10 @@ def _multiply(GROUP: gl.constexpr, operands, tiles, place, FLAGS: gl.constexpr):
         numbers = numbers_of(codes.load(words), scale, zero, tiles.x.dtype, KIND, BESIDE)
         # Each thread already has the elements of this layout, so nothing moves.
         numbers = gl.convert_layout(numbers, operand, assert_trivial=True)
-        x = tiles.x.index(stage).permute((1, 0))
-        if ROWS == 8:
-            acc = mma_v2(numbers, x.load(gl.DotOperandLayout(1, layout, 2)), acc)
-        else:
-            acc = warpgroup_mma(numbers, x, acc, is_async=True)
-            # The assembler does not know that the tensor cores still read the numbers' registers, so nothing may be
-            # decoded before the product ends.
-            acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
+        acc = warpgroup_mma(numbers, tiles.x.index(stage).permute((1, 0)), acc, is_async=True)
+        # The assembler does not know that the tensor cores still read the numbers' registers, so nothing may be decoded
+        # before the product ends.
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
         mbarrier.arrive(tiles.empty.index(stage), count=1)
         scale, zero = next_scale, next_zero
     if BESIDE == "factors":

@@ -27,8 +27,8 @@ _PIECE = gl.constexpr(128)  # columns that four threads have in one load each
 _REGISTERS, _MOST_REGISTERS = 65536, 248  # of a multiprocessor, and of a thread
 # Outputs of a program, columns of a step of all its warps, its warps, and the programs that share a multiprocessor.
 _TILES = (
-    (16, 4096, 8, 3), (16, 4096, 8, 2), (16, 2048, 8, 2), (16, 2048, 8, 3), (16, 2048, 4, 4), (16, 1024, 4, 5),
-    (32, 2048, 8, 2), (16, 4096, 16, 1),
+    (16, 1024, 4, 5), (16, 2048, 4, 4), (16, 2048, 8, 2), (16, 4096, 8, 2), (16, 4096, 8, 3), (32, 1024, 4, 4),
+    (32, 2048, 8, 2),
 )  # fmt: skip
 
 

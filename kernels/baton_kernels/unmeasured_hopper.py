@@ -14,7 +14,6 @@ _ALONE, _OF_TWO, _OF_THREE = 200 << 10, 110 << 10, 70 << 10
 # By the rows of a program: outputs, warps, columns of a step if rows have 16-bit elements, and shared memory.
 _Tiles = dict[int, tuple[tuple[int, int, int, int], ...]]
 _CODE_TILES: _Tiles = {
-    8: ((128, 8, 256, _OF_TWO), (64, 4, 256, _OF_THREE), (128, 8, 128, _OF_TWO)),
     16: ((128, 8, 256, _OF_TWO), (64, 4, 256, _OF_TWO), (64, 4, 256, _OF_THREE), (64, 4, 128, _OF_TWO)),
     32: ((128, 4, 256, _OF_TWO), (128, 8, 256, _OF_TWO), (128, 8, 128, _OF_TWO), (64, 4, 128, _OF_TWO)),
     64: ((128, 8, 128, _ALONE), (256, 8, 128, _ALONE), (128, 8, 64, _ALONE), (256, 8, 64, _ALONE)),
@@ -65,8 +64,8 @@ def unmeasured_hopper(
 def hopper_candidates(operands: Operands, rows: int, product: Product, device: torch.device) -> list[LinearConfig]:
     """Return the configurations to measure for a product of `rows` rows."""
     processors = _processors(device)
-    rows, least = triton.next_power_of_2(rows), min(operands.tiles)
-    blocks = {min(max(rows, 16), most) for most in (operands.most_rows, 128)} | ({least} if rows <= least else set())
+    rows = max(triton.next_power_of_2(rows), 16)
+    blocks = {min(rows, most) for most in (operands.most_rows, 128)}
     found = []
     for block_rows in sorted(blocks, reverse=True):
         for memory, config in _configs(operands, block_rows):

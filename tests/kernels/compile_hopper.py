@@ -49,7 +49,6 @@ def weight(kind: str, *shape: int, group: int = 128, scales: torch.dtype = BF16)
 def codes() -> JITFunction:
     compute, ints = hopper_codes.hopper_codes, torch.zeros(64, dtype=torch.int32)
     x, plain = torch.zeros(16, 4096, dtype=BF16), weight("int4", 512, 4096)
-    compute(x, plain, None, True, LinearConfig(8, 128, 256, 1, 8, 4), x)
     compute(x, plain, None, True, LinearConfig(16, 128, 256, 1, 8, 4), x)
     compute(x, plain, None, False, LinearConfig(16, 64, 256, 4, 4, 4), x)
     compute(x, plain, None, False, LinearConfig(256, 128, 64, 1, 8, 5), x)
@@ -62,13 +61,12 @@ def codes() -> JITFunction:
         x, weight("e2m1", 512, 4096, group=32, scales=torch.int16), None, True, LinearConfig(16, 128, 256, 1, 8, 4), x
     )
     compute(
-        x, weight("e2m1", 512, 4096, group=32, scales=torch.int16), None, False, LinearConfig(8, 64, 128, 1, 4, 4), x
+        x, weight("e2m1", 512, 4096, group=32, scales=torch.int16), None, False, LinearConfig(16, 64, 128, 1, 4, 4), x
     )
     groups, experts = PairGroups(ints, ints[:4]), weight("e2m1", 3, 64, 2880, group=32, scales=torch.uint8)
     x, clamp = torch.zeros(64, 2880, dtype=BF16), ClampedGate(1.7, 7.0)
     compute(x, experts, x[:3, :64], True, LinearConfig(16, 128, 256, 1, 8, 4), x, Pairs(groups, gate=clamp))
     compute(x, experts, None, False, LinearConfig(16, 64, 256, 1, 4, 4), x, Pairs(groups, True))
-    compute(x, experts, None, False, LinearConfig(8, 64, 256, 1, 4, 4), x, Pairs(groups, True))
     return hopper_products._hopper_kernel
 
 
