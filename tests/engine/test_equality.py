@@ -601,9 +601,10 @@ def test_every_shape_gives_the_tokens_of_transformers(tiny_model: MakeModel, sha
     engine = make_engine(folder, block_size=16, max_num_batched_tokens=40)
     transcript = generate(engine, [make_request(i, prompt, 64) for i, prompt in enumerate(prompts)])
     for id, prompt in enumerate(prompts):
-        expected = reference_greedy(folder, prompt, 64)
-        assert len(set(expected)) > 3, "the reference repeats itself: this model tests little"
-        assert transcript.tokens[id, 0] == expected
+        tokens = transcript.tokens[id, 0]
+        assert len(tokens) == 64
+        assert len(set(tokens)) > 3, "the model repeats itself and tests little"
+        assert tokens == reference_choices(folder, prompt, tokens)
     assert_idle(engine)
 
 

@@ -7,7 +7,12 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+from tests.faster_interpreter import make_interpreter_faster
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+if DEVICE == "cpu":
+    make_interpreter_faster()
 
 
 @pytest.fixture

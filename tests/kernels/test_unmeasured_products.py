@@ -133,9 +133,9 @@ def test_every_candidate_computes_a_layer_of_experts(name: str, device: torch.de
     expected = reference(x, held, *choice)
     # Results of the first product may be rounded to the next number in FP8.
     bound = 0.03 if name == "fp8" else 0.01
-    for rows in (1, 128):
-        for config in kind.candidates(held, shape, rows):
-            assert relative_error(run(x, held, *choice, config), expected) < bound, config
+    # Few and many rows share candidates.
+    for config in dict.fromkeys([*kind.candidates(held, shape, 1), *kind.candidates(held, shape, 128)]):
+        assert relative_error(run(x, held, *choice, config), expected) < bound, config
     inputs = kind.inputs(held, shape, 4)
     computed, trusted = (kind.compute(held, shape, inputs, each) for each in (config, kind.trusted))
     assert computed.any()
