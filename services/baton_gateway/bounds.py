@@ -47,8 +47,8 @@ MAX_PROMPT_RULES = (
     524_288  # biases, stop tokens, allowed tokens and bad words of a request, times its number of prompts
 )
 MAX_SCORED = 4_194_304  # log probabilities of prompt tokens in one answer, including alternatives
-MAX_WHOLE_TOKENS = 1_048_576  # tokens of an answer that is not streamed, which the gateway keeps until its end
-LOGPROBS_WEIGHT = 4  # a token with log probabilities takes as much memory as so many without
+MAX_KEPT_BYTES = 134_217_728  # memory of an answer that the gateway keeps until its end, as one that is not streamed
+MAX_KEPT_ANSWERS = 4  # most memory of all such answers of one tenant, as a multiple of the largest
 
 # Names.
 MAX_MODEL_CHARS = 1_024

@@ -209,16 +209,6 @@ async def test_a_slow_reader_is_bounded(model_folder):
         await stack.until(lambda: stack.fleet.router.decodes[0].requests.charged == 0)
 
 
-@pytest.mark.parametrize(("fields", "fits"), [({"n": 2}, 8), ({"n": 1, "logprobs": 0}, 4)])
-async def test_an_answer_that_is_kept_until_its_end_is_bounded(stack: Stack, monkeypatch, fields, fits: int):
-    monkeypatch.setattr("baton_gateway.answers.reply.MAX_WHOLE_TOKENS", 16)
-    for tokens, status in ((fits, 200), (fits + 1, 400)):
-        answer = await stack.complete([7] * 20, max_tokens=tokens, **fields)
-        assert answer.status_code == status
-    assert (error_of(answer)["param"], error_of(answer)["code"]) == ("stream", "answer_too_large")
-    assert (await stack.complete([7] * 20, max_tokens=20, stream=True, **fields)).status_code == 200
-
-
 async def test_late_tokens_are_sent_together(stack: Stack):
     """What arrives in one step for a choice makes one chunk."""
     ids = stack.ids("hello lazy dog and fox")

@@ -1,6 +1,6 @@
 """Answers of /v1/chat/completions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +19,8 @@ encode = msgspec.json.encode
 
 class ChatShape:
     """Writes chat completions, whole or in chunks."""
+
+    keeps = False
 
     def __init__(
         self,
@@ -74,19 +76,19 @@ class ChatShape:
         choice = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null%b}' % (index, delta, logprobs, token_ids)
         return self._envelope.event(choice, usage)
 
-    def closing(self, index: int, choice: Choice, usage: bytes | None) -> bytes:
+    def closing(self, index: int, choice: Choice, usage: bytes | None) -> Iterable[bytes]:
         event = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b}' % (
             index,
             encode(_finish_reason(choice)),
             encode(choice.stop_reason),
         )
-        return self._envelope.event(event, usage)
+        return (self._envelope.event(event, usage),)
 
-    def ending(self, usage: dict[str, Any] | None) -> bytes:
-        return self._envelope.ending(usage)
+    def ending(self, usage: dict[str, Any] | None) -> Iterable[bytes]:
+        return (self._envelope.ending(usage),)
 
-    def failure(self, error: ApiError) -> bytes:
-        return self._envelope.failure(error)
+    def failure(self, error: ApiError) -> Iterable[bytes]:
+        return (self._envelope.failure(error),)
 
     def body(
         self, answers: Sequence[tuple[Choice, Piece]], prompts: Sequence[pb.PromptInfo], usage: dict[str, Any]

@@ -15,7 +15,7 @@ class Piece:
     """The output that some tokens add to a choice. A token's offset is the number of characters before it.
 
     parts: the text as parts of a chat answer; None = all of it is content. thought_tokens: how many of its first tokens
-    belong to thoughts or end them. pieces: the pieces that were joined into this one.
+    belong to thoughts or end them.
     """
 
     text: str = ""
@@ -24,12 +24,11 @@ class Piece:
     logprobs: list[pb.TokenLogprobs] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     thought_tokens: int = 0
-    pieces: "Sequence[Piece]" = ()
 
     def extend(self, other: "Piece") -> None:
         self.text += other.text
         if other.parts is not None:
-            self.parts = [*(self.parts or ()), *other.parts]
+            self.parts = joined(self.parts or [], other.parts)
         self.token_ids += other.token_ids
         self.logprobs += other.logprobs
         self.offsets += other.offsets

@@ -29,6 +29,8 @@ class EchoedPrompt:
 class CompletionShape:
     """Writes text completions, whole or in chunks."""
 
+    keeps = False
+
     def __init__(
         self,
         *,
@@ -78,19 +80,19 @@ class CompletionShape:
         event = self._event(index, piece.text, piece.token_ids, piece.logprobs, piece.offsets, extra=b"", usage=usage)
         return b"".join(event)
 
-    def closing(self, index: int, choice: Choice, usage: bytes | None) -> bytes:
+    def closing(self, index: int, choice: Choice, usage: bytes | None) -> Iterable[bytes]:
         event = b'{"index":%d,"text":"","logprobs":null,"finish_reason":%b,"stop_reason":%b}' % (
             index,
             encode(choice.finish_reason),
             encode(choice.stop_reason),
         )
-        return self._envelope.event(event, usage)
+        return (self._envelope.event(event, usage),)
 
-    def ending(self, usage: dict[str, Any] | None) -> bytes:
-        return self._envelope.ending(usage)
+    def ending(self, usage: dict[str, Any] | None) -> Iterable[bytes]:
+        return (self._envelope.ending(usage),)
 
-    def failure(self, error: ApiError) -> bytes:
-        return self._envelope.failure(error)
+    def failure(self, error: ApiError) -> Iterable[bytes]:
+        return (self._envelope.failure(error),)
 
     def body(
         self, answers: Sequence[tuple[Choice, Piece]], prompts: Sequence[pb.PromptInfo], usage: dict[str, Any]

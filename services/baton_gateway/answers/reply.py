@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -12,14 +13,14 @@ from starlette.types import Receive, Scope, Send
 
 from baton_proto import serving_pb2 as pb
 
-from ..bounds import LOGPROBS_WEIGHT, MAX_WHOLE_TOKENS
 from ..concurrency.crash_log import log_crash
 from ..concurrency.pace import Pace
-from ..errors import CLIENT_CLOSED_REQUEST, ApiError, bad_request, internal_error, overloaded, timed_out
+from ..errors import CLIENT_CLOSED_REQUEST, ApiError, internal_error, overloaded, timed_out
 from ..generation.generation import ClientGoneError, Generation
 from ..telemetry.metrics import Metrics
 from ..telemetry.record import SEND_BODY, RequestRecord
 from .choice import Choice, Piece
+from .kept import KeptAnswer
 from .shapes import Shape, Usage, one_line_each
 
 STREAM_HEADERS = [
@@ -28,6 +29,7 @@ STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 UNPACED_PIECES = 16  # up to this many pieces are encoded and sent without yielding to other tasks
+JOINED_TOKENS = 256  # the pieces of a whole answer are joined up to this length, which saves most of their memory
 WRITE_BYTES = 1024 * 1024  # a larger body is sent in parts of about this size
 PING = b": ping\n\n"
 ERROR_WRITE_TIMEOUT_S = 5.0
@@ -63,6 +65,7 @@ class Reply(Response):
         record: RequestRecord,
         metrics: Metrics,
         n: int,
+        kept: KeptAnswer,
     ) -> None:
         """n: choices of each prompt."""
         super().__init__()
@@ -73,6 +76,8 @@ class Reply(Response):
         self._record = record
         self._inter_token = metrics.inter_token.labels(record.model)
         self._n = n
+        self._kept = kept
+        self._keeps = shape.keeps or not options.stream
         self._prompts = [pb.PromptInfo() for _ in range(len(choices) // n)]
         self._open = len(choices)
         self._started = False
@@ -113,6 +118,7 @@ class Reply(Response):
             raise
         finally:
             self._generation.close()
+            self._kept.free()
         if not self._started:
             raise error
         await self._send_error(send, error)
@@ -132,20 +138,20 @@ class Reply(Response):
                 parts.append(shape.chunk(index, piece, usage))
                 choice = self._choices[index]
                 if choice.finish_reason is not None:
-                    parts.append(shape.closing(index, choice, usage))
+                    parts += await _collected(shape.closing(index, choice, usage))
                 if pace is not None:
                     await pace.yield_to_loop()
             if not pieces:
                 parts.append(PING)
             if not self._open:
-                parts.append(shape.ending(self._usage().as_dict() if options.usage else None))
+                parts += await _collected(shape.ending(self._usage().as_dict() if options.usage else None))
             data = b"".join(parts) if len(parts) <= UNPACED_PIECES else b""
             if not data and not any(parts):
                 continue
             if not self._started:
                 self._started = True
                 await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-            for group, last in ((data, True),) if data else _grouped(parts):
+            async for group, last in _grouped([data] if data else parts):
                 more = bool(self._open) or not last
                 await send_body({"type": "http.response.body", "body": one_line_each(group), "more_body": more})
 
@@ -154,30 +160,39 @@ class Reply(Response):
         self._record.error = error.code or error.type
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ERROR_WRITE_TIMEOUT_S):
-                await send({"type": "http.response.body", "body": self._shape.failure(error), "more_body": False})
+                async for data, last in _grouped(await _collected(self._shape.failure(error))):
+                    await send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def _collect(self, send: Send) -> None:
         collected: list[list[Piece]] = [[] for _ in self._choices]
-        kept = 0
-        while self._open:
-            for index, piece in (await self._read()).items():
-                collected[index].append(piece)
-                kept += LOGPROBS_WEIGHT * len(piece.logprobs) or len(piece.token_ids)
-            if kept > MAX_WHOLE_TOKENS:
-                raise bad_request(
-                    "The answer is too long to be kept until its end: stream it.", "stream", "answer_too_large"
-                )
-        pace = Pace()
-        answers: list[tuple[Choice, Piece]] = []
-        for choice, pieces in zip(self._choices, collected, strict=True):
-            answers.append((choice, _joined(pieces)))
-            await pace.yield_to_loop()
-        body = await _collected(self._shape.body(answers, self._prompts, self._usage().as_dict()))
+        try:
+            body = await self._whole_body(collected)
+        finally:
+            await _free(itertools.chain.from_iterable(collected))
         self._started = True
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % sum(map(len, body)))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        for data, last in _grouped(body):
+        async for data, last in _grouped(body):
             await send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def _whole_body(self, collected: list[list[Piece]]) -> list[bytes]:
+        """Wait for the answer, and write it in parts. collected: filled with the pieces of each choice."""
+        while self._open:
+            for index, piece in (await self._read()).items():
+                pieces = collected[index]
+                if self._shape.keeps:
+                    self._shape.chunk(index, piece, None)
+                elif pieces and len(pieces[-1].token_ids) < JOINED_TOKENS:
+                    pieces[-1].extend(piece)
+                else:
+                    pieces.append(piece)
+        pace = Pace()
+        answers: list[tuple[Choice, Piece]] = []
+        for choice, pieces in zip(self._choices, collected, strict=True):
+            pieces[:] = [_joined(pieces)]
+            answers.append((choice, pieces[0]))
+            await pace.yield_to_loop()
+        return await _collected(self._shape.body(answers, self._prompts, self._usage().as_dict()))
 
     async def _read(self) -> dict[int, Piece]:
         """Wait for tokens. Return the new piece of each choice; none after `keepalive_s` without tokens."""
@@ -193,7 +208,11 @@ class Reply(Response):
             if delta.HasField("prompt"):
                 self._prompts[index // self._n] = delta.prompt
                 self._note_prompt(delta.prompt)
+                # Those of a prompt arrive in one message, and so take half as much memory.
+                self._kept.add(0, delta.prompt.logprobs, self._n / 2)
             piece = choice.feed(delta)
+            if self._keeps:
+                self._kept.add(len(piece.token_ids), piece.logprobs)
             if index in pieces:
                 pieces[index].extend(piece)
             else:
@@ -263,13 +282,24 @@ async def _collected(parts: Iterable[bytes]) -> list[bytes]:
     return made
 
 
-def _grouped(parts: Sequence[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Join parts into bodies of about WRITE_BYTES. Yield each body with whether it is the last."""
+async def _free(pieces: Iterable[Piece]) -> None:
+    """Free log probabilities in slices of time: to free a hundred thousand of them at once takes 50 ms."""
+    pace = Pace()
+    for piece in pieces:
+        while piece.logprobs:
+            del piece.logprobs[-JOINED_TOKENS:]
+            await pace.yield_to_loop()
+
+
+async def _grouped(parts: Sequence[bytes]) -> AsyncIterator[tuple[bytes, bool]]:
+    """Join parts into bodies of about WRITE_BYTES. Yield each with whether it is the last, and let other tasks run."""
     start = size = 0
+    pace = Pace()
     for end, part in enumerate(parts[:-1], start=1):
         size += len(part)
         if size > WRITE_BYTES:
             yield b"".join(parts[start:end]), False
+            await pace.yield_to_loop()
             start, size = end, 0
     yield b"".join(parts[start:]), True
 
@@ -281,5 +311,4 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
         [token_id for piece in pieces for token_id in piece.token_ids],
         [token for piece in pieces for token in piece.logprobs],
         [offset for piece in pieces for offset in piece.offsets],
-        pieces=pieces,
     )

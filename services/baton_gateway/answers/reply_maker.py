@@ -1,5 +1,6 @@
 """Builds a reply from prompts and parameters. The reply sends them to pods, and the pods' answer to the client."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from ..telemetry.metrics import Metrics
 from ..telemetry.record import RequestRecord
 from ..tenancy.cache_salt import cache_salt
 from .choice import Choice
+from .kept import KeptAnswer
 from .reply import Reply, ReplyOptions
 from .shapes import Shape
 
@@ -31,6 +33,7 @@ class ReplyMaker:
         self._settings = settings
         self._metrics = metrics
         self._tracing = tracing
+        self._kept: Counter[str] = Counter()
 
     async def make_reply(
         self,
@@ -91,7 +94,8 @@ class ReplyMaker:
             record.trace_id,
             request.priority or 0,
         )
-        return Reply(generation, choices, shape, options, record, self._metrics, request.choices)
+        memory = KeptAnswer(self._kept, record.client.tenant)
+        return Reply(generation, choices, shape, options, record, self._metrics, request.choices, memory)
 
     def _trace(self, model: Model, pool: Pool, request: GenerationRequest, record: RequestRecord) -> str:
         """Begin the span of a request if tracing is on. Return the `traceparent` for the pods, or ""."""

@@ -1,6 +1,6 @@
 """The output of a response: its items, and the stream events that report them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -12,6 +12,21 @@ from .logprobs import chat_logprobs
 
 Event = dict[str, Any]
 Ending = Literal["completed", "incomplete"]
+
+
+class LogprobList:
+    """The log probabilities of a message as JSON. The events that repeat them share the bytes, which may be many."""
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+
+    def add(self, entries: Sequence[msgspec.Raw]) -> None:
+        if entries:
+            self._chunks += (b"," if self._chunks else b"[", b",".join(entries))
+
+    def parts(self) -> Iterator[bytes]:
+        yield from self._chunks
+        yield b"]" if self._chunks else b"[]"
 
 
 class Output(Protocol):
@@ -45,7 +60,7 @@ class MessageOutput:
         self._tokenizer = tokenizer
         self._with_logprobs = logprobs
         self._texts: list[str] = []
-        self._logprobs: list[msgspec.Raw] = []
+        self._logprobs = LogprobList()
 
     def begin(self) -> Sequence[Event]:
         return (
@@ -61,7 +76,7 @@ class MessageOutput:
         if not text and not logprobs:
             return ()
         self._texts.append(text)
-        self._logprobs += logprobs
+        self._logprobs.add(logprobs)
         return ({"type": "response.output_text.delta", **self._part, "delta": text, "logprobs": logprobs},)
 
     def end(self, status: Ending) -> Sequence[Event]:
@@ -210,9 +225,9 @@ class PartsOutput:
 
 
 def _entries(piece: Piece, tokenizer: ModelTokenizer) -> list[msgspec.Raw]:
-    """Return the log probabilities of some tokens as JSON, which later events that repeat them reuse."""
+    """Return the log probabilities of some tokens as JSON."""
     return [msgspec.Raw(msgspec.json.encode(entry)) for entry in chat_logprobs(piece.logprobs, tokenizer)]
 
 
-def _text_part(text: str, logprobs: list[msgspec.Raw]) -> dict[str, Any]:
+def _text_part(text: str, logprobs: LogprobList | list[msgspec.Raw]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

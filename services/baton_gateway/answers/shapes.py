@@ -66,7 +66,10 @@ class Shape(Protocol):
     """Writes an answer as one endpoint's JSON.
 
     A streamed answer is made of server-sent events. `usage` is the JSON of a chunk's `usage`; None = no such member.
+    keeps: the shape keeps what `chunk` is given, since the end of the answer repeats it.
     """
+
+    keeps: bool
 
     def opening(self, index: int, prompt: pb.PromptInfo, usage: bytes | None) -> Iterable[bytes]:
         """Return the events before the first tokens of a choice, if any, in parts that take little time each."""
@@ -76,16 +79,16 @@ class Shape(Protocol):
         """Return the event for some tokens of a choice, nothing when there is nothing to show."""
         ...
 
-    def closing(self, index: int, choice: Choice, usage: bytes | None) -> bytes:
-        """Return the event that ends a choice."""
+    def closing(self, index: int, choice: Choice, usage: bytes | None) -> Iterable[bytes]:
+        """Return the events that end a choice, in parts that take little time each."""
         ...
 
-    def ending(self, usage: dict[str, Any] | None) -> bytes:
-        """Return the end of a stream. usage: of the whole answer; None = the client did not ask for it."""
+    def ending(self, usage: dict[str, Any] | None) -> Iterable[bytes]:
+        """Return the end of a stream in parts. usage: of the whole answer; None = the client did not ask for it."""
         ...
 
-    def failure(self, error: ApiError) -> bytes:
-        """Return the end of a stream that has failed."""
+    def failure(self, error: ApiError) -> Iterable[bytes]:
+        """Return the end of a stream that has failed, in parts."""
         ...
 
     def body(

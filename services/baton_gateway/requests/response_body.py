@@ -3,6 +3,7 @@
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationError, model_validator
+from typing_extensions import TypedDict
 
 from ..bounds import (
     MAX_CALL_NAME_CHARS,
@@ -69,7 +70,7 @@ class FunctionCallOutput(RequestModel):
     output: Text
 
 
-class ReasoningText(RequestModel):
+class ReasoningText(TypedDict):  # a request may have very many, and an instance of a model is three objects
     type: Literal["reasoning_text"]
     text: str
 
@@ -82,7 +83,7 @@ class ReasoningInput(RequestModel):
 
     @property
     def text(self) -> str:
-        return "\n".join(part.text for part in self.content or ())
+        return "\n".join(part["text"] for part in self.content or ())
 
 
 InputItem = InputMessage | FunctionCall | FunctionCallOutput | ReasoningInput
