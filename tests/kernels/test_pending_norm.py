@@ -88,7 +88,7 @@ def test_router(size: int, residual: bool, offset: bool, device: torch.device) -
     _, expected_weights, expected = route_reference(rows, weight, None, correction, routing)
     assert torch.equal(chosen, expected)
     torch.testing.assert_close(weights, expected_weights, rtol=1e-4, atol=1e-5)
-    _, many_weights, many = route(norm, weight, None, correction, routing, LinearConfig(16, 16, 128, 4, 4, 2))
+    _, many_weights, many = route(norm, weight, None, correction, routing, config=LinearConfig(16, 16, 128, 4, 4, 2))
     assert torch.equal(many, expected)
     torch.testing.assert_close(many_weights, weights, rtol=1e-2, atol=1e-3)
 
