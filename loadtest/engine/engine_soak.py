@@ -145,9 +145,9 @@ class Soak:
 
     def probe(self) -> list[list[int]]:
         """Return greedy answers to prompts that are always the same, each alone in the engine, with an empty cache."""
-        answers = []
+        answers, pool = [], self._engine.pool
         for index, length in enumerate(PROBE_LENGTHS):
-            self._engine.pool.forget_all()
+            pool.release(pool.allocate(pool.num_available))
             prompt = random.Random(index).choices(range(self._vocab), k=length)
             self._engine.add(Request(id=next(self._ids), prompt=prompt, sampling=SamplingParams(max_tokens=64)))
             answer: list[int] = []

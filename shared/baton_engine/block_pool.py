@@ -72,7 +72,8 @@ class BlockPool:
                 if self.on_evict is not None:
                     self.on_evict(block, group, digest)
                 del self._block_of[group][digest]
-                self._tell(self.changes.lose, group, digest)
+                if group == 0:
+                    self.changes.lose(digest)
                 self.num_cached -= 1
             self.references[block] = 1
             blocks.append(block)
@@ -97,23 +98,9 @@ class BlockPool:
         """Add a held block with complete contents to the prefix cache, unless another block has the same hash there."""
         if self.enable_prefix_caching and digest not in self._block_of[group] and block not in self._hash_of:
             self._block_of[group][digest] = block
-            self._tell(self.changes.gain, group, digest)
+            if group == 0:
+                self.changes.gain(digest)
             self._hash_of[block] = group, digest
-
-    def forget_all(self) -> None:
-        """Empty the prefix cache."""
-        for block, (group, digest) in self._hash_of.items():
-            self._tell(self.changes.lose, group, digest)
-            if self.references[block] == 0:
-                self._available.move_to_end(block, last=False)
-        self.num_cached = 0
-        self._hash_of.clear()
-        for block_of in self._block_of:
-            block_of.clear()
-
-    def _tell(self, change: Callable[[bytes], None], group: int, digest: bytes) -> None:
-        if group == 0:
-            change(digest)
 
     def check_integrity(self, held: list[list[int]]) -> None:
         """Compare the reference counts with the block tables. Raises RuntimeError at the first difference.

@@ -103,7 +103,9 @@ class Engine:
             self.scheduler.remove(sequence)
             sequences.remove(sequence)
         if not sequences:
-            self._forget(id)
+            self._sequences.pop(id, None)
+            self._imports.end(id)
+            self._exports.first_unsent.pop(id, None)
 
     def step(self, on_wait: Callable[[], None] | None = None) -> StepResult:
         """Start the next step and return the results that became known, possibly none.
@@ -183,7 +185,7 @@ class Engine:
                 result.exports += self._exports.hand_out(sequence, count, end, bool(choices), self.model.kv_layers)
             if choices:
                 self._append(sequence, choices, result.deltas)
-        self._exports.begin_step()
+        self._exports.layers_sent = 0
 
     def early_exports(self) -> list[Export]:
         """Return the KV of exports that the step in flight has completed since the last call: some layers of long
@@ -296,11 +298,6 @@ class Engine:
         times = self.runner.times
         self.scheduler.context_cost, self.scheduler.step_cost = times.context_cost, times.step_cost
         self.scheduler.chunk_tokens = math.ceil(self.config.chunk_ms / 1e3 / times.token_s) if times.token_s else 0
-
-    def _forget(self, id: int) -> None:
-        self._sequences.pop(id, None)
-        self._imports.end(id)
-        self._exports.first_unsent.pop(id, None)
 
     def _order_imports(self, known: int) -> bool:
         """Order the KV of the sequences that import, except the first `known`. Returns whether there are any."""

@@ -34,9 +34,6 @@ class Exports:
         self._layout = layout
         self._block_size = block_size
 
-    def begin_step(self) -> None:
-        self.layers_sent = 0
-
     def hand_out(self, sequence: Sequence, count: int, end: int, complete: bool, layers: int) -> list[Export]:
         """Return the KV that has not been handed out yet, after a step has computed `layers` layers of the `count`
         tokens that end at `end`.

@@ -200,12 +200,7 @@ class Sequence:
         """Whether the token in flight is the last one, or one that must be read before the sequence continues."""
         if self.num_tokens == self.known:
             return False
-        return self.num_tokens >= self.most_tokens or self.about_to_split
-
-    @property
-    def about_to_split(self) -> bool:
-        """Whether its first new tokens have not been read yet. Until then no further step may compute it."""
-        return self.splits and self.known == self.given_len
+        return self.num_tokens >= self.most_tokens or (self.splits and self.known == self.given_len)
 
     @property
     def imports(self) -> bool:

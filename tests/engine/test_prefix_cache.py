@@ -64,16 +64,6 @@ def test_the_cache_can_be_off(llama: Path) -> None:
     assert engine.pool.num_cached == 0
 
 
-def test_a_forgotten_cache_is_empty(llama: Path) -> None:
-    engine, prompt = make_engine(llama), make_prompt(70)
-    generate(engine, [make_request(0, prompt)])
-    assert engine.pool.num_cached > 0
-    engine.pool.forget_all()
-    assert engine.pool.num_cached == 0
-    assert generate(engine, [make_request(1, prompt)]).first(1).cached_tokens == 0
-    assert_idle(engine)
-
-
 def test_eviction_in_a_small_pool_changes_no_token(llama: Path) -> None:
     """Twelve prompts over four beginnings, through a pool that holds three of them: hits and evictions both happen."""
     engine = make_engine(llama, num_blocks=12, max_model_len=96, max_num_batched_tokens=40)

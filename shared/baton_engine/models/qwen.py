@@ -17,7 +17,6 @@ import torch
 from baton_engine.attention_spec import AttentionSpec
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
-from baton_engine.context import Context
 from baton_engine.layers.embedding import Embedding, head
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import GatedMlp
@@ -28,6 +27,7 @@ from baton_engine.shard import Columns, Heads, Rows
 from baton_engine.source import Source
 
 from .decoder import ResidualDecoder
+from .llama import LlamaLayer
 from .rotary_config import RotaryConfig
 
 
@@ -57,7 +57,7 @@ def ntk_alpha(positions: int, trained: int) -> int:
     return (2 << doublings) - 1
 
 
-class QwenLayer:
+class QwenLayer(LlamaLayer):
     def __init__(
         self,
         config: QwenConfig,
@@ -81,14 +81,6 @@ class QwenLayer:
         down = Linear(mlp, ["c_proj"], [hidden], inner, bias=bias, shard=Rows(ranks))
         self.mlp = GatedMlp(gate_up, down, "silu")
         self.post_attention_norm = RmsNorm(source.at("ln_2"), hidden, eps).before(self.mlp)
-
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        normed, residual = self.input_norm.add(x, residual)
-        x = self.attention(normed, ctx)
-        normed, residual = self.post_attention_norm.add(x, residual)
-        return self.mlp(normed), residual
 
 
 class Qwen(ResidualDecoder):
