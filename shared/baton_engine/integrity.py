@@ -24,9 +24,7 @@ def check_integrity(
     for sequence in (*scheduler.running, *scheduler.importing, *scheduler.waiting):
         if id(sequence) not in known:
             raise RuntimeError(f"request {sequence.request.id} is scheduled but has ended")
-    scheduler.check_tenants()
-    if scheduler.imports_waiting != sum(s.imports for s in scheduler.waiting):
-        raise RuntimeError("the scheduler's count of waiting imports is wrong")
+    scheduler.check_integrity()
     for name, ids in tables.items():
         stray = ids - requests.keys()
         if stray:

@@ -2,16 +2,15 @@
 
 import math
 import time
-from bisect import insort
-from collections import Counter
 from collections.abc import Callable
 
+from .admitted import Admitted
 from .block_allocator import BlockAllocator, NewBlock
 from .sequence import Sequence, State
 from .step import Step, new_rows
 from .step_budget import StepBudget
 from .step_times import prompt_work
-from .waiting_queue import ORDER, WaitingQueue, remove_sorted
+from .waiting_queue import WaitingQueue
 
 # In steps that also decode, the chunk of prompt tokens grows with the queue, so that _STEPS_TO_CATCH_UP steps compute
 # all queued prompts. It grows to at most _MOST_CHUNK_GROWTH times chunk_tokens to bound the inter-token latency, but it
@@ -41,7 +40,7 @@ class Scheduler:
     later.
 
     Tenants take turns (WaitingQueue). A tenant that holds more than its share of the rows or blocks loses some to a
-    waiting tenant below its share.
+    waiting tenant below its share (Admitted).
     """
 
     def __init__(
@@ -65,11 +64,11 @@ class Scheduler:
         """
         self.allocator = allocator
         self.pool = allocator.pool
-        self._queue = WaitingQueue()
-        self._held: Counter[bytes] = Counter()  # running and importing sequences of each tenant that has any
-        self.running: list[Sequence] = []
-        self.importing: list[Sequence] = []
-        self.imports_waiting = 0  # sequences in `waiting` whose KV a source will bring
+        self._admitted = Admitted(allocator, max_num_seqs)
+        self._queue = WaitingQueue(self._admitted.held)
+        # The same lists under shorter names. Only the queue and Admitted change them.
+        self.waiting = self._queue.sequences
+        self.running, self.importing = self._admitted.running, self._admitted.importing
         self.num_preemptions = 0
         self._block_size = block_size
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -84,13 +83,6 @@ class Scheduler:
         self._stages = stages
         self._growth = 1.0  # of the chunk, for the prompts that are queued now
         self._admitted_tokens = 0  # tokens of the prompts admitted since the start
-        self._free_rows = list(reversed(range(max_num_seqs)))
-        self._new_rows: dict[int, Sequence] = {}  # rows that are not in any plan's new_rows yet
-
-    @property
-    def waiting(self) -> list[Sequence]:
-        """The waiting sequences, the most urgent first."""
-        return self._queue.sequences
 
     @property
     def has_work(self) -> bool:
@@ -110,55 +102,32 @@ class Scheduler:
             sequence.queue_place = self._admitted_tokens + STRETCH * sequence.known
         sequence.import_end = self._reach(sequence, lambda: self.allocator.cached_tokens(sequence))
         self._queue.add(sequence)
-        self.imports_waiting += sequence.imports
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence in any state and free its blocks."""
         if sequence.state is State.WAITING:
-            self._leave_queue(sequence)
-        elif sequence.state is State.RUNNING:
-            self._stop(sequence)
-        elif sequence.state is State.IMPORTING:
-            self._end_import(sequence)
-        self._free(sequence)
-        sequence.state = State.FINISHED
+            self._queue.remove(sequence)
+        elif sequence.state in (State.RUNNING, State.IMPORTING):
+            self._admitted.remove(sequence)
+        self.allocator.free(sequence)
+        sequence.state, sequence.computed = State.FINISHED, 0
 
     def export(self, sequence: Sequence) -> None:
         """Stop a sequence that has finished here. Its blocks stay until another pod has received their KV."""
-        self._stop(sequence)
+        self._admitted.remove(sequence)
         sequence.state = State.EXPORTED
 
     def start(self, sequence: Sequence) -> None:
         """Give a sequence that has its blocks a row and let it run."""
         sequence.state = State.RUNNING
         sequence.num_tokens = max(sequence.num_tokens, sequence.known)
-        sequence.row = self._free_rows.pop()
         sequence.began_at = sequence.began_at or time.monotonic()
-        self._new_rows[sequence.row] = sequence
-        self._held[sequence.tenant] += 1
-        insort(self.running, sequence, key=ORDER)
+        self._admitted.add(sequence)
 
     def end_import(self, sequence: Sequence) -> None:
         """Note that all KV of a sequence has been imported. The caller still has to start it."""
-        self._end_import(sequence)
+        self._admitted.remove(sequence)
         sequence.computed, sequence.import_end = sequence.import_end, 0
-
-    def _end_import(self, sequence: Sequence) -> None:
-        self.importing.remove(sequence)
-        self._release(sequence.tenant)
-
-    def _release(self, tenant: bytes) -> None:
-        """Note that a sequence of a tenant neither runs nor imports any more."""
-        self._held[tenant] -= 1
-        if not self._held[tenant]:
-            del self._held[tenant]
-
-    def _stop(self, sequence: Sequence) -> None:
-        remove_sorted(self.running, sequence)
-        self._release(sequence.tenant)
-        self._new_rows.pop(sequence.row, None)
-        self._free_rows.append(sequence.row)
-        sequence.row = -1
 
     def schedule(self) -> Step:
         """Return the next step. The `computed` of its sequences already counts the step's tokens. Sequences that import
@@ -199,9 +168,9 @@ class Scheduler:
                     self._schedule_chunk(sequence, step, budget)
         self.admit_imports()
         self._admit(step, budget)
-        if self._new_rows and step.sequences:
-            step.plan.new_rows = new_rows(list(self._new_rows.values()))
-            self._new_rows = {}
+        if self._admitted.new_rows and step.sequences:
+            step.plan.new_rows = new_rows(list(self._admitted.new_rows.values()))
+            self._admitted.new_rows.clear()
         return step
 
     def admit_imports(self) -> None:
@@ -209,8 +178,10 @@ class Scheduler:
 
         They overtake more urgent prompts that wait for a step, but leave them the blocks and rows that these will need.
         """
-        rows, claimed = self._rows_left(), 0
-        for sequence in self._queue.in_turn(self._held) if self.imports_waiting else ():
+        if not self._queue.imports:
+            return
+        rows, claimed = self._admitted.rows_left, 0
+        for sequence in self._queue.in_turn():
             rows -= sequence.rows_needed
             if rows < 0:
                 return
@@ -219,11 +190,10 @@ class Scheduler:
             elif sequence.pending or not self._take_blocks(sequence, claimed):
                 return
             else:
-                self._leave_queue(sequence)
+                self._queue.remove(sequence)
                 self._admitted_tokens += sequence.known
                 sequence.state = State.IMPORTING
-                self.importing.append(sequence)
-                self._held[sequence.tenant] += 1
+                self._admitted.add(sequence)
 
     def work_left(self, sequence: Sequence) -> float:
         """Return the work of the tokens of a prompt that are not computed yet, in tokens without context."""
@@ -256,7 +226,7 @@ class Scheduler:
     def _grow(self, sequence: Sequence, copies: list[tuple[int, int]], new_blocks: list[NewBlock]) -> bool:
         """Give a decode the blocks that its next token needs. Return False if the decode itself was preempted."""
         while len(lacking := self.allocator.lacking(sequence)) > self.pool.num_available:
-            victim = self._victim(sequence)
+            victim = self._admitted.victim(sequence)
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -296,9 +266,9 @@ class Scheduler:
         """Start prompts that are more urgent than `before` while there is room in the step."""
         if not self.waiting:
             return
-        rows = self._rows_left()
+        rows = self._admitted.rows_left
         while self.waiting and budget.room(step, 0) > 0:
-            sequence = self._queue.first(self._held)
+            sequence = self._queue.first()
             # A queued sequence that imports KV waits for blocks, which less urgent sequences must not take.
             if sequence.imports or (before is not None and sequence.order > before.order):
                 return
@@ -307,7 +277,7 @@ class Scheduler:
                 return
             if sequence.pending or rows < 0 or self._exports_are_full(sequence) or not self._take_blocks(sequence):
                 return
-            self._leave_queue(sequence)
+            self._queue.remove(sequence)
             self._admitted_tokens += sequence.known
             self.start(sequence)
             self._schedule_chunk(sequence, step, budget)
@@ -328,63 +298,23 @@ class Scheduler:
         longer = max(tokens + work - max(tokens, _FULL_STEP_TOKENS), 0)
         return ending * longer <= queued * self.step_cost
 
-    def check_tenants(self) -> None:
-        """Raise RuntimeError if the sequences by tenant are not those that there are."""
-        self._queue.check()
-        if self._held != Counter(each.tenant for each in (*self.running, *self.importing)):
-            raise RuntimeError("the scheduler's sequences of each tenant are wrong")
+    def check_integrity(self) -> None:
+        """Raise RuntimeError if a count of waiting or admitted sequences is wrong."""
+        self._queue.check_integrity()
+        self._admitted.check_integrity()
 
     def _make_room(self) -> None:
         """Let the waiting sequence whose turn it is have rows and blocks that another tenant holds beyond its share.
 
         Without this, a tenant whose answers are long could keep all the others waiting until these end.
         """
-        tenants = len(self._held.keys() | self._queue.tenants)
+        tenants = len(self._admitted.held.keys() | self._queue.by_tenant.keys())
         if tenants < 2 or not self.waiting:
             return
-        sequence = self._queue.first(self._held)
-        rows_left, needed = self._rows_left(), self.allocator.most_blocks(sequence.known)
-
-        def blocks_suffice() -> bool:
-            return self.pool.num_available >= needed + len(self.running) * self.allocator.num_groups
-
-        # What is scarce is shared: rows, or else blocks.
-        rows_are_scarce = rows_left < sequence.rows_needed
-        if sequence.pending or (not rows_are_scarce and blocks_suffice()):
-            return
-        held, wanted, share = Counter(self._held), sequence.rows_needed, self._max_num_seqs / tenants
-        if not rows_are_scarce:
-            held, wanted, share = Counter(), needed, self.pool.num_blocks / tenants
-            for each in (*self.running, *self.importing):
-                held[each.tenant] += each.num_blocks
-        if held[sequence.tenant] + wanted > share:
-            return
-        for victim in [other for other in reversed(self.running) if not other.exports]:
-            if rows_left >= sequence.rows_needed and (rows_are_scarce or blocks_suffice()):
-                return
-            if held[victim.tenant] > share and victim.request.priority >= sequence.request.priority:
-                held[victim.tenant] -= victim.rows_needed if rows_are_scarce else victim.num_blocks
-                rows_left += victim.rows_needed
+        sequence = self._queue.first()
+        if not sequence.pending:
+            for victim in self._admitted.beyond_share(sequence, tenants):
                 self._preempt(victim)
-
-    def _victim(self, sequence: Sequence) -> Sequence:
-        """Return the running sequence to preempt for a block of a decode: that decode or a less urgent one.
-
-        It has the least urgent priority and, among those, belongs to the tenant with the most sequences. An export is
-        never preempted, as its KV may be in transfer already, and it needs no further blocks.
-        """
-        others = (other for other in reversed(self.running) if not other.exports)
-        if len(self._held) < 2:
-            return next(others)
-        less_urgent = (other for other in others if other.order >= sequence.order)
-        return max(less_urgent, key=lambda other: (other.request.priority, self._held[other.tenant]))
-
-    def _leave_queue(self, sequence: Sequence) -> None:
-        self._queue.remove(sequence)
-        self.imports_waiting -= sequence.imports
-
-    def _rows_left(self) -> int:
-        return self._max_num_seqs - sum(sequence.rows_needed for sequence in (*self.running, *self.importing))
 
     def _exports_are_full(self, sequence: Sequence) -> bool:
         """Whether an export must wait until decode pods have received the KV of other exports."""
@@ -398,22 +328,15 @@ class Scheduler:
 
         claimed: blocks that more urgent sequences will need.
         """
-        # Each running sequence may need blocks soon: admitting into that margin would only lead to preemption.
-        margin = len(self.running) * self.allocator.num_groups + claimed
-        if not self.allocator.take(sequence, margin):
+        if not self.allocator.take(sequence, self._admitted.margin + claimed):
             return False
         sequence.computed = sequence.cached
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preemptions += 1
-        self._stop(sequence)
-        self._free(sequence)
+        self.remove(sequence)
         self.add(sequence)
-
-    def _free(self, sequence: Sequence) -> None:
-        self.allocator.free(sequence)
-        sequence.computed = 0
 
 
 def _is_full_of_prompts(step: Step) -> bool:

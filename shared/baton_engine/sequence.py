@@ -99,12 +99,13 @@ class Sequence:
     One module writes each of the fields that change:
 
     - this one, when the engine calls `append`: `output` and `known`, and the hashes.
-    - the scheduler: `state`, and `row`, the sequence's place among the running ones, -1 when it does not run.
-      `num_tokens` counts the known tokens and those that are sampled on the device and not read yet. `computed` counts
-      the tokens whose KV is in the sequence's blocks, including those of the steps under way. `began_at` (of the
-      monotonic clock, in seconds) is when it ran for the first time. `queue_place` is its prompt's place in the
-      queue, negative before it has one, and `order` says who goes first: smaller is more urgent. `import_end`: a
-      source brings the KV of the tokens before this one that are not cached; 0 = the engine computes them.
+    - the scheduler: `state`. `num_tokens` counts the known tokens and those that are sampled on the device and not
+      read yet. `computed` counts the tokens whose KV is in the sequence's blocks, including those of the steps under
+      way. `began_at` (of the monotonic clock, in seconds) is when it ran for the first time. `queue_place` is its
+      prompt's place in the queue, negative before it has one, and `order` says who goes first: smaller is more urgent.
+      `import_end`: a source brings the KV of the tokens before this one that are not cached; 0 = the engine computes
+      them.
+    - `admitted`: `row`, the sequence's place among the running ones, -1 when it does not run.
     - the block allocator: `tables`, the block table of each group of layers, whose first blocks the sequence may have
       as `shared` with its forks. `cached` counts the tokens whose KV the prefix cache had when the sequence was
       admitted. `settled` counts the full blocks that are computed, finite and known to the prefix cache.

@@ -1,0 +1,108 @@
+"""The sequences that have been admitted, their rows, and which of them are preempted for others."""
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterator
+
+from .block_allocator import BlockAllocator
+from .sequence import Sequence, State
+from .waiting_queue import ORDER, remove_sorted
+
+
+class Admitted:
+    """The sequences that have their blocks: those that run, each in a row, and those whose KV a source brings.
+
+    running: the most urgent first. importing: in order of admission. new_rows: the running sequences whose rows are not
+    in any plan's new_rows yet, by row. held: the number of sequences of each tenant that has any here.
+
+    Tenants have equal shares of the rows and blocks. A tenant may hold more while no tenant below its share waits.
+    """
+
+    def __init__(self, allocator: BlockAllocator, max_num_seqs: int) -> None:
+        self.running: list[Sequence] = []
+        self.importing: list[Sequence] = []
+        self.new_rows: dict[int, Sequence] = {}
+        self.held: Counter[bytes] = Counter()
+        self._allocator = allocator
+        self._max_num_seqs = max_num_seqs
+        self._free_rows = list(reversed(range(max_num_seqs)))
+
+    @property
+    def rows_left(self) -> int:
+        return self._max_num_seqs - sum(sequence.rows_needed for sequence in (*self.running, *self.importing))
+
+    @property
+    def margin(self) -> int:
+        """Blocks that running sequences may need soon. To admit others into them would only lead to preemption."""
+        return len(self.running) * self._allocator.num_groups
+
+    def add(self, sequence: Sequence) -> None:
+        """Add a sequence whose state says that it runs or imports."""
+        if sequence.state is State.RUNNING:
+            sequence.row = self._free_rows.pop()
+            self.new_rows[sequence.row] = sequence
+            insort(self.running, sequence, key=ORDER)
+        else:
+            self.importing.append(sequence)
+        self.held[sequence.tenant] += 1
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a sequence whose state has not changed since it was added."""
+        if sequence.state is State.RUNNING:
+            remove_sorted(self.running, sequence)
+            self.new_rows.pop(sequence.row, None)
+            self._free_rows.append(sequence.row)
+            sequence.row = -1
+        else:
+            self.importing.remove(sequence)
+        self.held[sequence.tenant] -= 1
+        if not self.held[sequence.tenant]:
+            del self.held[sequence.tenant]
+
+    def victim(self, sequence: Sequence) -> Sequence:
+        """Return the running sequence to preempt for a block of a decode: that decode or a less urgent one.
+
+        It has the least urgent priority and, among those, belongs to the tenant with the most sequences. An export is
+        never preempted, as its KV may be in transfer already, and it needs no further blocks.
+        """
+        others = (other for other in reversed(self.running) if not other.exports)
+        if len(self.held) < 2:
+            return next(others)
+        less_urgent = (other for other in others if other.order >= sequence.order)
+        return max(less_urgent, key=lambda other: (other.request.priority, self.held[other.tenant]))
+
+    def beyond_share(self, sequence: Sequence, tenants: int) -> Iterator[Sequence]:
+        """Yield running sequences to preempt for a waiting one, the least urgent first, until the waiting one fits.
+
+        Their tenants are above their shares. There are none if the waiting one would bring its own tenant above its
+        share. The caller preempts each before it takes the next. tenants: those with admitted or waiting sequences.
+        """
+        pool, rows, blocks = self._allocator.pool, sequence.rows_needed, self._allocator.most_blocks(sequence.known)
+        rows_left = self.rows_left
+        # What is scarce is shared: rows, or else blocks.
+        rows_are_scarce = rows_left < rows
+
+        def fits() -> bool:
+            return rows_left >= rows if rows_are_scarce else pool.num_available >= blocks + self.margin
+
+        if fits():
+            return
+        held, wanted, share = self.held.copy(), rows, self._max_num_seqs / tenants
+        if not rows_are_scarce:
+            held, wanted, share = Counter(), blocks, pool.num_blocks / tenants
+            for each in (*self.running, *self.importing):
+                held[each.tenant] += each.num_blocks
+        if held[sequence.tenant] + wanted > share:
+            return
+        for victim in [other for other in reversed(self.running) if not other.exports]:
+            if held[victim.tenant] > share and victim.request.priority >= sequence.request.priority:
+                held[victim.tenant] -= victim.rows_needed if rows_are_scarce else victim.num_blocks
+                rows_left += victim.rows_needed
+                yield victim
+                if fits():
+                    return
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError if the number of a tenant's sequences is wrong."""
+        if self.held != Counter(each.tenant for each in (*self.running, *self.importing)):
+            raise RuntimeError("the numbers of admitted sequences by tenant are wrong")
