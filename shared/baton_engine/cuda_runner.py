@@ -49,6 +49,9 @@ log = logging.getLogger(__name__)
 # are slow.
 _GROUP_BYTES = 64 << 20
 _MOST_GROUPS = 8
+# The host launches the copies of a group while the device computes the group's last layers. The launches take about as
+# long as two layers of a short prompt, and the copies wait on the device for these layers.
+_AHEAD = 2
 # Of the memory set aside for CUDA graphs: how much the steps with prompts may use.
 _SHARE_OF_PROMPTS = 0.75
 
@@ -350,4 +353,6 @@ class CudaRunner(Runner):
         # No stage knows how far the others are.
         longest = max(plan.exported, default=0) if self._stage.count == 1 else 0
         groups = min(longest * self.cache.layout.token_bytes // _GROUP_BYTES, _MOST_GROUPS, self.model.kv_layers)
-        return LayerMarks(self.model.kv_layers, groups) if groups > 1 else None
+        # Other ranks have no event of this rank to wait for, so they pack only what is complete.
+        ahead = _AHEAD if self._ranks.count == 1 else 0
+        return LayerMarks(self.model.kv_layers, groups, ahead) if groups else None

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from .attention.backend import AttentionBatch
-from .executor import Launched
+from .executor import Fence, Launched
 from .results import Results
 from .runner import Runner
 from .step_plan import StepPlan
@@ -34,5 +34,5 @@ class PassedOn:
     def done(self) -> bool:
         return True
 
-    def layers_done(self) -> int:
-        return 0
+    def layers_ready(self) -> tuple[int, Fence | None]:
+        return 0, None

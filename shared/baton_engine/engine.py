@@ -188,18 +188,20 @@ class Engine:
         self._exports.layers_sent = 0
 
     def early_exports(self) -> list[Export]:
-        """Return the KV of exports that the step in flight has completed since the last call: some layers of long
-        prompts."""
+        """Return the KV of exports that the step in flight has computed since the last call, or is about to: some
+        layers of long prompts."""
         if not self._in_flight:
             return []
         step, launched = self._in_flight.oldest
-        layers = launched.layers_done()
+        layers, fence = launched.layers_ready()
         if layers <= self._exports.layers_sent:
             return []
         exports: list[Export] = []
         for (sequence, count, end), draws in zip(step, step.plan.draws, strict=True):
             if sequence.exports and sequence.state is not State.FINISHED:
                 exports += self._exports.hand_out(sequence, count, end, draws > 0, layers)
+        for export in exports:
+            export.fence = fence
         self._exports.layers_sent = layers
         return exports
 

@@ -30,8 +30,8 @@ class Launched(Protocol):
     def done(self) -> bool:
         """Whether `wait` returns at once."""
 
-    def layers_done(self) -> int:
-        """Return a number of layers whose KV is known to be complete. More layers may be complete already."""
+    def layers_ready(self) -> tuple[int, "Fence | None"]:
+        """Return a number of layers and a fence behind their KV. Without a fence, their KV is complete already."""
 
 
 class Fence(Protocol):
@@ -66,8 +66,8 @@ class Done(msgspec.Struct):
     def done(self) -> bool:
         return True
 
-    def layers_done(self) -> int:
-        return 0
+    def layers_ready(self) -> tuple[int, Fence | None]:
+        return 0, None
 
 
 class KvStore(Protocol):

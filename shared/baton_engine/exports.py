@@ -7,11 +7,12 @@ import msgspec
 from baton_common.extent import Extent
 from baton_common.kv_layout import KvLayout
 
+from .executor import Fence
 from .sequence import Sequence
 
 
 class Export(msgspec.Struct):
-    """A part of an exporting request's KV that is complete now.
+    """A part of an exporting request's KV that is complete behind a fence, or now.
 
     tables: the request's block table for each group of layers.
     """
@@ -19,6 +20,7 @@ class Export(msgspec.Struct):
     id: int
     extent: Extent
     tables: list[list[int]]
+    fence: Fence | None = None
 
 
 class Exports:

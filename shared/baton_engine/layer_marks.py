@@ -6,23 +6,29 @@ import torch
 
 
 class LayerMarks:
-    """CUDA events between the layers of a step: one after each of `groups` groups of layers, except the last."""
+    """CUDA events between the layers of a step whose KV is handed over in groups of layers."""
 
-    def __init__(self, num_layers: int, groups: int) -> None:
-        self._ends = {num_layers * group // groups for group in range(1, groups)}
-        self._events: deque[tuple[int, torch.cuda.Event]] = deque()
-        self._done = 0
+    def __init__(self, num_layers: int, groups: int, ahead: int) -> None:
+        """ahead: so many layers before the end of a group, `ready` counts it already."""
+        ends = [num_layers * group // groups for group in range(1, groups + 1)]
+        self._groups = deque((max(end - ahead, 1), end) for end in ends)
+        self._unmarked = {mark for group in self._groups for mark in group}
+        self._events: dict[int, torch.cuda.Event] = {}  # by how many layers have been written
+        self._ready: tuple[int, torch.cuda.Event | None] = 0, None
 
     def written(self, layer: int) -> None:
         """Note that the kernels that write the KV of a layer have been launched. Later calls for it change nothing."""
-        if layer + 1 in self._ends:
-            self._ends.remove(layer + 1)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        if layer + 1 in self._unmarked:
+            self._unmarked.remove(layer + 1)
+            event = self._events[layer + 1] = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
-            self._events.append((layer + 1, event))
 
-    def done(self) -> int:
-        """Return the number of layers before the last event that the device has reached."""
-        while self._events and self._events[0][1].query():  # type: ignore[no-untyped-call]
-            self._done = self._events.popleft()[0]
-        return self._done
+    def ready(self) -> tuple[int, torch.cuda.Event | None]:
+        """Return the end of the last group that counts, and the event behind its KV; 0 and None before the first."""
+        while self._groups and all(mark in self._events for mark in self._groups[0]):
+            early, end = self._groups[0]
+            if not self._events[early].query():  # type: ignore[no-untyped-call]
+                break
+            self._groups.popleft()
+            self._ready = end, self._events[end]
+        return self._ready

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from .device_sampler import Drawn
+from .executor import Fence
 from .layer_marks import LayerMarks
 from .logprobs import logprobs_of
 from .results import Choice, Results, mark_broken
@@ -62,8 +63,8 @@ class StepInFlight:
         self.add(drawn)
         self.send()
 
-    def layers_done(self) -> int:
-        return self.layers.done() if self.layers else 0
+    def layers_ready(self) -> tuple[int, Fence | None]:
+        return self.layers.ready() if self.layers else (0, None)
 
     def done(self) -> bool:
         done: bool = self.draw_late is None and self._arrived.query()  # type: ignore[no-untyped-call]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from .executor import Fence
 from .results import Results
 
 
@@ -22,8 +23,8 @@ class StepWithoutDraws:
     def done(self) -> bool:
         return self._results is not None
 
-    def layers_done(self) -> int:
-        return 0
+    def layers_ready(self) -> tuple[int, Fence | None]:
+        return 0, None
 
     def wait(self) -> Results:
         if self._results is None:

@@ -94,4 +94,4 @@ class ExportQueue:
 
 def _part(export: Export, first_token: int, end: int) -> Export:
     extent = msgspec.structs.replace(export.extent, first_token=first_token, num_tokens=end - first_token)
-    return Export(export.id, extent, export.tables)
+    return msgspec.structs.replace(export, extent=extent)

@@ -106,13 +106,13 @@ class KvMover:
             self._queue.free(slot)
 
     def pack(self) -> None:
-        """Copy KV that is complete into free slots."""
+        """Copy KV into free slots, as soon as it is complete."""
         while (taken := self._queue.take()) is not None:
             export, slot = taken
             extent = export.extent
             view = self._view(self.exports, slot, extent)
             piece = Piece(export.id, extent, slot)
-            self._copies.run(partial(self._gather, export.tables, extent, view), partial(self._packed, piece))
+            self._copies.run(partial(self._gather, export, view), partial(self._packed, piece))
         while (taken := self._gpu_queue.take()) is not None:
             self._pack_on_gpu(*taken)
 
@@ -124,19 +124,21 @@ class KvMover:
         def then(packed: bool, checksum: int) -> None:
             self._packed(Piece(export.id, export.extent, slot, on_gpu=True, checksum=checksum if check else None))
 
-        self._ends.pack(pair, slot, export.tables, export.extent, check, then)
+        self._ends.pack(pair, slot, export.tables, export.extent, check, export.fence, then)
 
     def send(self, command: SendPiece) -> None:
         slot = command.slot
         self._ends.send(command.pair, slot, self._on_gpu[slot], lambda sent, _: self._gpu_queue.free(slot))
 
-    def _gather(self, tables: list[list[int]], extent: Extent, view: torch.Tensor) -> None:
+    def _gather(self, export: Export, view: torch.Tensor) -> None:
         cache = self._engine.runner.cache
+        if export.fence is not None:
+            export.fence.wait()
         if view.device == cache.device:
-            cache.gather(tables, extent, view)
+            cache.gather(export.tables, export.extent, view)
             return
         values = torch.empty_like(view, device=cache.device)
-        cache.gather(tables, extent, values)
+        cache.gather(export.tables, export.extent, values)
         view.copy_(values, non_blocking=True)
 
     def _packed(self, piece: Piece) -> None:

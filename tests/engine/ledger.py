@@ -101,8 +101,8 @@ class LedgerStep:
     def done(self) -> bool:
         return True
 
-    def layers_done(self) -> int:
-        return 0
+    def layers_ready(self) -> tuple[int, None]:
+        return 0, None
 
     def wait(self) -> Results:
         self.over = True

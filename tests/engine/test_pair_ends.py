@@ -39,14 +39,16 @@ class Wire:
 
     def __init__(self) -> None:
         self.messages: deque[torch.Tensor] = deque()
-        self.waiting: deque[tuple[torch.Tensor, list[bool]]] = deque()
+        self.waiting: deque[tuple[torch.Tensor, Callable[[], None] | None, list[bool]]] = deque()
         self.damaged = self.stalled = False
 
     def deliver(self) -> None:
         while self.messages and self.waiting and not self.stalled:
-            message, (into, over) = self.messages.popleft(), self.waiting.popleft()
+            message, (into, behind, over) = self.messages.popleft(), self.waiting.popleft()
             assert message.shape == into.shape, "NCCL pairs messages up in order"
             into.copy_(message)
+            if behind is not None:
+                behind()
             over.append(True)
 
 
@@ -66,11 +68,11 @@ class FakeLink:
         self.wire.messages.append(values.clone())
         return Over(lambda: not self.wire.stalled)
 
-    def receive(self, values: torch.Tensor) -> Over:
+    def receive(self, values: torch.Tensor, behind: Callable[[], None] | None) -> Over:
         if self._world.refuses:
             raise NcclError("refused for a test")
         over: list[bool] = []
-        self.wire.waiting.append((values, over))
+        self.wire.waiting.append((values, behind, over))
         return Over(lambda: bool(over))
 
     def check(self) -> None:
@@ -195,7 +197,7 @@ class Pair:
     def pack(self, extent: Extent, slot: int) -> int:
         """Return the checksum."""
         sums: list[int] = []
-        self.sender.ends.pack(PAIR, slot, self.sender.tables, extent, True, lambda _, total: sums.append(total))
+        self.sender.ends.pack(PAIR, slot, self.sender.tables, extent, True, None, lambda _, total: sums.append(total))
         self.until(lambda: sums)
         return sums[0]
 
@@ -237,6 +239,25 @@ def test_every_bit_arrives(monkeypatch: pytest.MonkeyPatch, heads: int, senders:
         pod.ends.close(PAIR)
         pair.until(lambda pod=pod: not pod.ends.busy)
         assert pod.ends.links == 0
+
+
+def test_kv_is_packed_behind_its_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(monkeypatch, 4, 1, 1, "float32")
+    extent = pair.layout.extent(0, TOKENS)
+
+    late = [255 - plane for plane in pair.kv]
+
+    class Fence:
+        def wait(self) -> None:
+            pair.sender.write(late)
+
+    pair.sender.ends.pack(PAIR, 0, pair.sender.tables, extent, True, Fence(), lambda *_: None)
+    _, received = pair.transfer(extent, 0)
+    pair.until(lambda: received)
+    pair.unpack(extent, 0)
+    expected = Pod(pair.layout, 1, 8, 11, 255)
+    expected.write(late)
+    assert torch.equal(pair.receiver.read(0), expected.read(0))
 
 
 @pytest.mark.parametrize("part", [0, 1])

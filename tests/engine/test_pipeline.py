@@ -47,8 +47,8 @@ class StepInFlight:
     def done(self) -> bool:
         return self.over
 
-    def layers_done(self) -> int:
-        return 0
+    def layers_ready(self) -> tuple[int, None]:
+        return 0, None
 
     def launch(self, plan: StepPlan) -> "StepInFlight":
         return self

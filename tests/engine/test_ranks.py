@@ -152,9 +152,9 @@ def test_kv_in_8_bits(
 @pytest.mark.parametrize(("on_rank_0", "on_all"), [(0, 0), (1, 0), (2, 1), (32, 31)])
 def test_a_layer_is_done_when_all_ranks_have_added_it_up(on_rank_0: int, on_all: int) -> None:
     """Rank 0 has written the KV of a layer before the other ranks have, but after theirs of the layer before."""
-    step: Any = SimpleNamespace(layers_done=lambda: on_rank_0)
+    step: Any = SimpleNamespace(layers_ready=lambda: (on_rank_0, None))
     processes: Any = None
-    assert executor._Launched(step, processes).layers_done() == on_all
+    assert executor._Launched(step, processes).layers_ready() == (on_all, None)
 
 
 def test_a_number_that_is_not_finite_stays_in_its_request(llama: Path, divided: MakeEngine) -> None:

@@ -104,8 +104,8 @@ class Both:
     def done(self) -> bool:
         return all(launched.done() for launched in self._launched)
 
-    def layers_done(self) -> int:
-        return 0
+    def layers_ready(self) -> tuple[int, None]:
+        return 0, None
 
     def wait(self) -> Results:
         one, other = (launched.wait() for launched in self._launched)

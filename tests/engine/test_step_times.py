@@ -196,8 +196,8 @@ class DeviceStep:
     def done(self) -> bool:
         return self._device.now >= self._ends
 
-    def layers_done(self) -> int:
-        return 0
+    def layers_ready(self) -> tuple[int, None]:
+        return 0, None
 
     def wait(self) -> Results:
         self._device.now = max(self._device.now, self._ends)

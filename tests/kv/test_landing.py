@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,9 @@ class FakeLink:
     def send(self, values: torch.Tensor) -> Over:
         return self._begin(values, self.sent)
 
-    def receive(self, values: torch.Tensor) -> Over:
+    def receive(self, values: torch.Tensor, behind: Callable[[], None] | None) -> Over:
+        if behind is not None:
+            behind()
         return self._begin(values, self.received)
 
     def check(self) -> None: ...

@@ -119,9 +119,19 @@ class PairEnds:
             number = self._operation(lambda _, __: self._free(entry.links))
             self._command(CloseLinks(number, entry.number))
 
-    def pack(self, pair: int, slot: int, tables: list[list[int]], extent: Extent, check: bool, then: Then) -> None:
-        """Copy an extent into a slot. check: whether `then` gets the checksum."""
-        self._run(pair, lambda number, known: PackParts(number, known, slot, tables, extent, check), then)
+    def pack(
+        self,
+        pair: int,
+        slot: int,
+        tables: list[list[int]],
+        extent: Extent,
+        check: bool,
+        fence: Fence | None,
+        then: Then,
+    ) -> None:
+        """Copy an extent into a slot, after the fence, which only a pod of one rank can have. check: whether `then`
+        gets the checksum."""
+        self._run(pair, lambda number, known: PackParts(number, known, slot, tables, extent, check), then, fence)
 
     def send(self, pair: int, slot: int, extent: Extent, then: Then) -> None:
         """Send what was packed. When `then` is called, the slot may be overwritten."""

@@ -11,6 +11,7 @@ import torch
 from .nccl import TRANSFER_S, Communicator, NcclError
 
 Then = Callable[[bool], None]
+Behind = Callable[[], None]
 
 
 class TransferHandle(Protocol):
@@ -26,7 +27,7 @@ class Connection(Protocol):
 
     def send(self, values: torch.Tensor) -> TransferHandle: ...
 
-    def receive(self, values: torch.Tensor) -> TransferHandle: ...
+    def receive(self, values: torch.Tensor, behind: Behind | None) -> TransferHandle: ...
 
     def check(self) -> None: ...
 
@@ -75,11 +76,12 @@ class Links:
 
     def send(self, number: int, values: torch.Tensor, then: Then) -> None:
         """Send values. then: called when they may be overwritten; its argument is whether they were sent."""
-        self._transfer(number, True, values, then)
+        self._transfer(number, lambda connection: connection.send(values), then)
 
-    def receive(self, number: int, values: torch.Tensor, then: Then) -> None:
-        """Receive into values. then: called when the transfer is over; its argument is whether it succeeded."""
-        self._transfer(number, False, values, then)
+    def receive(self, number: int, values: torch.Tensor, behind: Behind | None, then: Then) -> None:
+        """Receive into values. behind: launches work on the values, which belongs to the transfer. then: called when
+        the transfer is over; its argument is whether it succeeded."""
+        self._transfer(number, lambda connection: connection.receive(values, behind), then)
 
     def settle(self) -> tuple[list[int], dict[int, str]]:
         """Call `then` for each transfer that is over, and close the connections that are lost.
@@ -110,13 +112,13 @@ class Links:
     def _connect(self, rank: int, unique_id: bytes) -> Connection:
         return Communicator(rank, unique_id, self._device)
 
-    def _transfer(self, number: int, sends: bool, values: torch.Tensor, then: Then) -> None:
+    def _transfer(self, number: int, begin: Callable[[Connection], TransferHandle], then: Then) -> None:
         link = self._links.get(number)
         if link is None or not link.announced:
             then(False)
             return
         try:
-            over = link.connection.send(values) if sends else link.connection.receive(values)
+            over = begin(link.connection)
         except NcclError as error:
             link.connection.failure = link.connection.failure or str(error)
             then(False)

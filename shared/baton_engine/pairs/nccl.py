@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -122,17 +123,21 @@ def _init(handle: ctypes.c_void_p, ranks: int, unique_id: bytes, rank: int, bloc
 
 
 class Transfer:
-    """A send or receive that NCCL has accepted."""
+    """A send or receive that NCCL has accepted. behind: launches the work that belongs to it and runs after it."""
 
-    def __init__(self) -> None:
+    def __init__(self, behind: Callable[[], None] | None) -> None:
+        self._behind = behind
         self._over: torch.cuda.Event | None = None
 
     def queued(self, stream: torch.cuda.Stream) -> None:
+        if self._behind is not None:
+            with torch.cuda.stream(stream):
+                self._behind()
         self._over = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._over.record(stream)
 
     def query(self) -> bool:
-        """Return whether the message has been sent, or has been received."""
+        """Return whether the message has been sent or received, and the work behind it is done."""
         return self._over is not None and self._over.query()  # type: ignore[no-untyped-call]
 
 
@@ -158,11 +163,11 @@ class Communicator:
 
     def send(self, values: torch.Tensor) -> Transfer:
         """Send a contiguous tensor. It must not change until the transfer is over. Raises NcclError."""
-        return self._transfer(_library().ncclSend, values)
+        return self._transfer(_library().ncclSend, values, None)
 
-    def receive(self, values: torch.Tensor) -> Transfer:
-        """Receive into a contiguous tensor. Raises NcclError."""
-        return self._transfer(_library().ncclRecv, values)
+    def receive(self, values: torch.Tensor, behind: Callable[[], None] | None) -> Transfer:
+        """Receive into a contiguous tensor. behind: as in Transfer. Raises NcclError."""
+        return self._transfer(_library().ncclRecv, values, behind)
 
     def check(self) -> None:
         """Ask NCCL for its progress and for a failure that it has detected. No transfer ends without this call."""
@@ -193,7 +198,7 @@ class Communicator:
             # NCCL connects the GPUs only at the first message.
             first = torch.zeros(_FIRST_BYTES, dtype=torch.uint8, device=self._device)
             torch.cuda.current_stream().synchronize()
-            transfer = self.receive(first) if self._rank else self.send(first)
+            transfer = self.receive(first, None) if self._rank else self.send(first)
             while not transfer.query():
                 with self._lock:
                     self._has_queued()
@@ -216,14 +221,14 @@ class Communicator:
                 self.failure = "a transfer does not end"
                 self.close()
 
-    def _transfer(self, call: Any, values: torch.Tensor) -> Transfer:
+    def _transfer(self, call: Any, values: torch.Tensor, behind: Callable[[], None] | None) -> Transfer:
         with self._lock:
             if self._closed.is_set():
                 raise NcclError("closed")
             self._finish(time.monotonic() + _CALL_S)
             size = values.numel() * values.element_size()
             _check(call(values.data_ptr(), size, _BYTES, 1 - self._rank, self._handle, self.stream.cuda_stream))
-            transfer = self._unqueued = Transfer()
+            transfer = self._unqueued = Transfer(behind)
             self._under_way.append((time.monotonic() + TRANSFER_S, transfer))
             return transfer
 

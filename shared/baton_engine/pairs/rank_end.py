@@ -90,7 +90,7 @@ class RankEnd:
         return bool(self._reports or self._closing) or self._copies.busy or self._scatters.busy or self._links.busy
 
     def execute(self, command: PairCommand, fence: Fence | None = None) -> None:
-        """fence: the one that an UnpackParts names; None = nothing to wait for."""
+        """fence: before a PackParts, or the one that an UnpackParts names; None = nothing to wait for."""
         match command:
             case OpenLinks():
                 self._open(command)
@@ -99,7 +99,7 @@ class RankEnd:
                 for link in links:
                     self._links.close(link)
             case PackParts():
-                self._pack(command)
+                self._pack(command, fence)
             case SendParts():
                 self._send(command)
             case ReceiveParts():
@@ -172,10 +172,12 @@ class RankEnd:
                 placed.append(_Placed(part, own, same.values))
         return placed
 
-    def _pack(self, command: PackParts) -> None:
+    def _pack(self, command: PackParts, fence: Fence | None) -> None:
         placed, sums = self._placed(command.pair, command.slot, command.extent), dict[int, torch.Tensor]()
 
         def gather() -> None:
+            if fence is not None:
+                fence.wait()
             by_place: dict[int, torch.Tensor] = {}
             for entry in placed:
                 place = entry.values.data_ptr()
@@ -200,25 +202,25 @@ class RankEnd:
         placed = self._placed(command.pair, command.slot, command.extent)
         transfers = self._begin(command.number, placed)
         for entry in placed:
-            then = partial(self._received, command, transfers, entry)
-            self._links.receive(entry.part.link, entry.values, then)
+            sums: list[torch.Tensor] = []
+            behind = partial(self._sum, entry.values, sums) if command.check else None
+            then = partial(self._received, command.number, transfers, entry.part.index, sums)
+            self._links.receive(entry.part.link, entry.values, behind, then)
 
     def _begin(self, number: int, placed: Sequence[_Placed]) -> _Transfers:
         if not placed:
             self._reports.append(Done(number, True, {}))
         return _Transfers(len(placed))
 
-    def _received(self, command: ReceiveParts, transfers: _Transfers, entry: _Placed, received: bool) -> None:
-        if not received or not command.check:
-            self._over(command.number, transfers, received)
-            return
-        sums: list[torch.Tensor] = []
+    def _sum(self, values: torch.Tensor, sums: list[torch.Tensor]) -> None:
+        sums.append(to_host(self._cache.checksum(values)))
 
-        def then() -> None:
-            transfers.sums[entry.part.index] = int(sums[0])
-            self._over(command.number, transfers, True)
-
-        self._copies.run(lambda: sums.append(to_host(self._cache.checksum(entry.values))), then)
+    def _received(
+        self, number: int, transfers: _Transfers, index: int, sums: list[torch.Tensor], received: bool
+    ) -> None:
+        if received and sums:
+            transfers.sums[index] = int(sums[0])
+        self._over(number, transfers, received)
 
     def _over(self, number: int, transfers: _Transfers, succeeded: bool) -> None:
         transfers.left -= 1

@@ -130,6 +130,6 @@ class _Launched:
             raise RankDied(f"a step has not ended for {LONGEST_STEP_S:g} s: GPUs of the ranks wait for each other")
         return done
 
-    def layers_done(self) -> int:
+    def layers_ready(self) -> tuple[int, Fence | None]:
         # Rank 0 writes the KV of a layer after all ranks have added up the layer before, whose KV they had written.
-        return max(self._launched.layers_done() - 1, 0)
+        return max(self._launched.layers_ready()[0] - 1, 0), None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from baton_engine.config import EngineConfig
-from baton_engine.executor import Launched
+from baton_engine.executor import Fence, Launched
 from baton_engine.loading import Progress
 from baton_engine.model_config import ModelConfig
 from baton_engine.results import Results
@@ -86,6 +86,6 @@ class _Step:
             raise RankDied(f"a step has not ended for {self._longest_s:g} s: GPUs of the stages wait for each other")
         return done
 
-    def layers_done(self) -> int:
-        """Return 0: that a layer is complete on one stage says nothing about the others."""
-        return 0
+    def layers_ready(self) -> tuple[int, Fence | None]:
+        """Return no layers: that one is complete on one stage says nothing about the others."""
+        return 0, None
