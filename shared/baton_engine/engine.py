@@ -173,7 +173,8 @@ class Engine:
             if sequence.state is finished:
                 continue
             if choices and choices[0].token == NOT_FINITE:
-                # This comes before any KV of this step is cached or handed out.
+                # This comes before any KV of this step is cached. A decode pod does not use what was handed out early,
+                # because it gets no first tokens.
                 self.abort(sequence.request.id)
                 result.broken.append(sequence.request.id)
                 continue

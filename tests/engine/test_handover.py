@@ -312,3 +312,25 @@ def test_layers_are_exported_before_their_step_is_over(llama: Path, seed: int, m
     assert pair.early > 3
     for engine in (pair.prefill, pair.decode):
         assert_idle(engine)
+
+
+def test_kv_of_a_step_that_breaks_is_not_used(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All layers of a prompt are handed out before it is known that the step has computed NaN."""
+    prompt = make_prompt(60)
+    expected = generate(make_engine(llama), [make_request(0, prompt, 12)]).tokens[0, 0]
+    decode = make_engine(llama)
+    pretend(monkeypatch)
+    monkeypatch.setattr("baton_engine.cuda_runner._GROUP_BYTES", 1)
+    pair = Pair(make_engine(llama), decode)
+    pair.prefill.runner._model.embedding.weight[prompt[-1]] = float("nan")
+    pair.add(make_request(0, prompt, 12))
+    pair.step_decode()
+    while pair.prefill.has_work:
+        pair.step_prefill()
+    complete = [pair.deliver_piece() for _ in range(len(pair.pieces))]
+    assert complete[-1]
+    assert not pair.first_tokens
+    decode.cancel_import(0)
+    assert pair.run().tokens[0, 0] == expected
+    assert generate(decode, [make_request(1, prompt, 12)]).tokens[1, 0] == expected
+    assert_both_idle(pair)
