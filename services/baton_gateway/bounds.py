@@ -48,7 +48,7 @@ MAX_PROMPT_RULES = (
 )
 MAX_SCORED = 4_194_304  # log probabilities of prompt tokens in one answer, including alternatives
 MAX_KEPT_BYTES = 134_217_728  # memory of an answer that the gateway keeps until its end, as one that is not streamed
-MAX_KEPT_ANSWERS = 4  # most memory of all such answers of one tenant, as a multiple of the largest
+MAX_KEPT_ANSWERS = 4  # most memory of all answers of one tenant, with unread streams, as a multiple of the largest
 
 # Names.
 MAX_MODEL_CHARS = 1_024

@@ -92,7 +92,7 @@ class GatewaySettings(PeerSettings):
     max_schema_depth: int = Field(default=64, gt=0)
     """Most levels of nesting in a JSON schema."""
     max_unread_tokens: int = Field(default=16_384, gt=0)
-    """Tokens a client may leave unread before its request is cancelled."""
+    """Tokens of a stream that a client may leave unread before its request is cancelled."""
     ttft_slo_s: float = Field(default=30, gt=0)
     """Seconds within which a request should get its first token. A request that is predicted to take longer is
     refused at once, with a Retry-After header."""

@@ -43,12 +43,7 @@ class Job:
         if self.submit.sampling.HasField("logprobs") and "logprobs" not in fields:
             fields["logprobs"] = [self.pod.logprob(token, self.submit.sampling.logprobs) for token in token_ids]
         return pb.Delta(
-            handle=self.submit.handle,
-            choice=choice,
-            offset=offset,
-            token_ids=token_ids,
-            finish_reason=finish,
-            **fields,
+            handle=self.submit.handle, choice=choice, offset=offset, token_ids=token_ids, finish_reason=finish, **fields
         )
 
     async def send(self, *deltas: pb.Delta) -> None:

@@ -81,8 +81,7 @@ BOTH = [
     case("response_format", {"response_format": {"type": "structural_tag"}}),
     case("response_format.json_schema", {"response_format": {"type": "json_schema"}}),
     case(
-        "response_format.json_schema.schema",
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "s"}}},
+        "response_format.json_schema.schema", {"response_format": {"type": "json_schema", "json_schema": {"name": "s"}}}
     ),
     case(
         "response_format.json_schema.schema",
@@ -93,8 +92,7 @@ BOTH = [
         {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"const": "x" * 70_000}}}},
     ),
     case(
-        "structured_outputs.regex",
-        {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "x"}},
+        "structured_outputs.regex", {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "x"}}
     ),
     case("response_format.type", {"response_format": {"type": "poem"}}),
     case("structured_outputs", {"structured_outputs": {}}),
@@ -228,31 +226,25 @@ RESPONSES = [
 ]
 
 
+def check(stack: Stack, response: Any, param: str) -> None:
+    error = error_of(response)
+    assert (response.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param), error
+    assert not stack.pod.jobs
+
+
 @pytest.mark.parametrize(("param", "fields"), BOTH + CHAT)
 async def test_chat(stack: Stack, param: str, fields: dict[str, Any]):
-    response = await stack.chat(**fields)
-    error = error_of(response)
-    assert (response.status_code, error["param"]) == (400, param), error
-    assert error["type"] == "invalid_request_error"
-    assert not stack.pod.jobs
+    check(stack, await stack.chat(**fields), param)
 
 
 @pytest.mark.parametrize(("param", "fields"), RESPONSES)
 async def test_responses(stack: Stack, param: str, fields: dict[str, Any]):
-    response = await stack.respond(**{"input": "hi", **fields})
-    error = error_of(response)
-    assert (response.status_code, error["param"]) == (400, param), error
-    assert error["type"] == "invalid_request_error"
-    assert not stack.pod.jobs
+    check(stack, await stack.respond(**{"input": "hi", **fields}), param)
 
 
 @pytest.mark.parametrize(("param", "fields"), BOTH + COMPLETIONS)
 async def test_completions(stack: Stack, param: str, fields: dict[str, Any]):
-    response = await stack.http.post("/v1/completions", json={"model": "tiny", "prompt": "hi", **fields})
-    error = error_of(response)
-    assert (response.status_code, error["param"]) == (400, param), error
-    assert error["type"] == "invalid_request_error"
-    assert not stack.pod.jobs
+    check(stack, await stack.complete(**{"prompt": "hi", **fields}), param)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])

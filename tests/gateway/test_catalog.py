@@ -6,13 +6,12 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from pydantic import ValidationError
 
 from baton_gateway.models.models_file import ModelsFileError, read_models
 from baton_gateway.settings import GatewaySettings
-from baton_gateway.tenancy.keys import make_key
+from tests.tenant_keys import write_tenants
 
 from .fake_worker import FakePod
 from .harness import Stack, pods, running
@@ -97,11 +96,7 @@ async def test_the_length_of_the_prompt_decides(tmp_path, model_folder):
 
 @pytest.mark.processes
 async def test_the_tenant_decides(tmp_path, model_folder):
-    made = {tenant: make_key(tenant) for tenant in ("acme", "zeta")}
-    headers = {tenant: {"authorization": f"Bearer {text}"} for tenant, (text, _) in made.items()}
-    file = tmp_path / "tenants.yaml"
-    keys = [key for _, key in made.values()]
-    file.write_bytes(msgspec.json.encode({"tenants": {"acme": {}, "zeta": {}}, "keys": keys}))
+    headers = write_tenants(file := tmp_path / "tenants.yaml", {"acme": {}, "zeta": {}})
     async with pods(2) as every:
         theirs, everybody = every
         only = {"name": "acme", "decode": [theirs.address], "tenants": ["acme"]}

@@ -190,7 +190,7 @@ async def test_a_request_that_takes_too_long(model_folder):
 
 @pytest.mark.processes
 async def test_a_slow_reader_is_bounded(model_folder):
-    """A client that does not read has its tokens put together, and past a limit its request cancelled."""
+    """A client that does not read has its tokens put together, and past a limit its request fails, as it can read."""
     async with pods(max_model_len=10**6) as decodes, running(model_folder, decodes, max_unread_tokens=2000) as stack:
         token = stack.ids("hello")[0]
 
@@ -200,11 +200,12 @@ async def test_a_slow_reader_is_bounded(model_folder):
 
         stack.pod.script = flood
         body = json.dumps({"model": "tiny", "prompt": "x", "stream": True, "max_tokens": 900_000}).encode()
-        _, writer = await asyncio.open_connection("127.0.0.1", stack.port, limit=1024)
-        writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+        reader, writer = await asyncio.open_connection("127.0.0.1", stack.port, limit=1024)
+        writer.write(HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         job = await stack.pod.job()
         async with asyncio.timeout(20):
             await job.cancelled.wait()
+            assert b'"code":"slow_reader"' in await reader.read()
         writer.close()
         await stack.until(lambda: stack.fleet.router.decodes[0].requests.charged == 0)
 

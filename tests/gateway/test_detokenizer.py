@@ -7,13 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from baton_gateway.models.detokenizer import (
-    REPLACEMENT,
-    ByteFallbackPieces,
-    ByteLevelPieces,
-    WindowPieces,
-    read_pieces,
-)
+from baton_gateway.models.detokenizer import REPLACEMENT, ByteFallbackPieces, ByteLevelPieces, WindowPieces, read_pieces
 
 from .tiny_models import byte_fallback_tokenizer, byte_level_tokenizer, metaspace_tokenizer
 

@@ -1,35 +1,38 @@
-"""Answers that the gateway keeps until their end: their memory is bounded, and they are written in parts."""
+"""Answers that the gateway keeps until their end, and unread streams: their memory is bounded."""
 
 import asyncio
 import gc
 import json
 import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-import yaml
 from tokenizers import Tokenizer
 
-from baton_gateway.answers.choice import Piece
+from baton_gateway.answers.choice import Choice, Piece
 from baton_gateway.answers.reply import WRITE_BYTES, _free, _grouped
 from baton_gateway.answers.response_output import MessageOutput
 from baton_gateway.answers.response_shape import ResponseShape
 from baton_gateway.models.tokenizer import ModelTokenizer
 from baton_gateway.requests.response_body import ResponseRequest
-from baton_gateway.tenancy.keys import make_key
 from baton_gateway.web.body import parse_body
 from baton_proto import serving_pb2 as pb
+from tests.tenant_keys import write_tenants
 
-from .fake_worker import hang
-from .harness import Stack, error_of, pods, response_events, running
+from .fake_worker import Job, hang
+from .harness import Stack, error_of, events, pods, response_events, running
 
+MAX_KEPT_BYTES = "baton_gateway.generation.answer_memory.MAX_KEPT_BYTES"
 LOGPROBS = {"include": ["message.output_text.logprobs"]}
 
 
 @pytest.mark.parametrize(("fields", "fits"), [({"n": 2}, 8), ({"n": 1, "logprobs": 0}, 2)])
 async def test_an_answer_that_is_kept_until_its_end_is_bounded(stack: Stack, monkeypatch, fields, fits: int):
-    monkeypatch.setattr("baton_gateway.answers.kept.MAX_KEPT_BYTES", 1600)
+    monkeypatch.setattr(MAX_KEPT_BYTES, 1600)
     for tokens, status in ((fits, 200), (fits + 1, 400)):
         answer = await stack.complete([7] * 20, max_tokens=tokens, **fields)
         assert answer.status_code == status
@@ -39,30 +42,77 @@ async def test_an_answer_that_is_kept_until_its_end_is_bounded(stack: Stack, mon
     assert "too long to be kept" in events[-1]["response"]["error"]["message"]
 
 
+@asynccontextmanager
+async def two_tenants(folder: Path, model: Path) -> AsyncIterator[tuple[Stack, Callable[..., Any]]]:
+    """Run a gateway for the tenants greedy and calm. Yield it with a function that sends requests."""
+    headers = write_tenants(folder / "tenants", {"greedy": {}, "calm": {}})
+    async with pods() as decodes, running(model, decodes, tenants_file=folder / "tenants") as stack:
+
+        async def send(tenant: str, unread: bool = False, **fields: Any) -> httpx.Response:
+            body = {"model": "tiny", "prompt": [7] * 5, "max_tokens": 5, **fields}
+            request = stack.http.build_request("POST", "/v1/completions", json=body, headers=headers[tenant])
+            return await stack.http.send(request, stream=unread)
+
+        yield stack, send
+
+
 @pytest.mark.processes
 async def test_answers_of_one_tenant_are_bounded_together(tmp_path: Path, model_folder: Path, monkeypatch):
-    monkeypatch.setattr("baton_gateway.answers.kept.MAX_KEPT_BYTES", 500)
-    made = {name: make_key(name) for name in ("greedy", "calm")}
-    kept = [{"id": key.id, "hash": key.hash, "tenant": name} for name, (_, key) in made.items()]
-    (tmp_path / "tenants").write_text(yaml.safe_dump({"tenants": {name: {} for name in made}, "keys": kept}))
-    async with pods() as decodes, running(model_folder, decodes, tenants_file=tmp_path / "tenants") as stack:
-
-        async def send(tenant: str) -> httpx.Response:
-            headers = {"authorization": f"Bearer {made[tenant][0]}"}
-            body = {"model": "tiny", "prompt": [7] * 5, "max_tokens": 5}
-            return await stack.http.post("/v1/completions", json=body, headers=headers)
-
-        echo, stack.pod.script = stack.pod.script, hang(*[7] * 5)
+    monkeypatch.setattr(MAX_KEPT_BYTES, 500)
+    async with two_tenants(tmp_path, model_folder) as (stack, send):
+        memory, echo = stack.gateway.services.replies._memory, stack.pod.script
+        stack.pod.script = hang(*[7] * 5)
         held = [asyncio.create_task(send("greedy")) for _ in range(4)]
-        await stack.until(lambda: sum(stack.gateway.services.replies._kept.values()) == 2000)
+        await stack.until(lambda: "greedy" in memory and memory["greedy"].kept == 2000)
         stack.pod.script = echo
         refused = await send("greedy")
         assert (refused.status_code, error_of(refused)["code"]) == (503, "server_is_overloaded")
         assert (await send("calm")).status_code == 200
         for task in held:
             task.cancel()
-        await stack.until(lambda: not stack.gateway.services.replies._kept)
+        await stack.until(lambda: "greedy" not in memory or not memory["greedy"].kept)
         assert (await send("greedy")).status_code == 200
+
+
+@pytest.mark.processes
+async def test_unread_streams_of_one_tenant_are_bounded_together(tmp_path: Path, model_folder: Path, monkeypatch):
+    monkeypatch.setattr(MAX_KEPT_BYTES, 50_000)
+    monkeypatch.setattr("baton_gateway.generation.generation._SLOW_S", 0.1)
+    async with two_tenants(tmp_path, model_folder) as (stack, send):
+        memory, echo = stack.gateway.services.replies._memory, stack.pod.script
+
+        async def fill(job: Job) -> None:
+            while memory["greedy"].unread < 150_000 or len(stack.pod.jobs) == 2:
+                await job.send(job.delta([7] * 20))
+            await asyncio.Event().wait()
+
+        stack.pod.script = fill
+        unread = await send("greedy", unread=True, stream=True, logprobs=5, max_tokens=400)
+        await stack.until(lambda: memory["greedy"].unread >= 150_000)
+        slower = await send("greedy", unread=True, stream=True, logprobs=5, max_tokens=400)
+        async with asyncio.timeout(10):
+            await stack.pod.jobs[1].cancelled.wait()
+        assert 100_000 < memory["greedy"].unread < 200_000
+        stack.pod.script = echo
+        for tenant, fields in (("greedy", {"n": 128, "logprobs": 5}), ("greedy", {}), ("calm", {})):
+            assert len(events(await send(tenant, stream=True, **fields))) >= 5
+        assert not stack.pod.jobs[0].cancelled.is_set()
+        assert '"code":"slow_reader"' in (await slower.aread()).decode()
+        await unread.aclose()
+        await stack.until(lambda: "greedy" not in memory or not memory["greedy"].unread)
+
+
+async def test_a_whole_answer_is_never_read_too_slowly(stack: Stack, monkeypatch):
+    monkeypatch.setattr(stack.gateway.settings, "max_unread_tokens", 10)
+    feed = Choice.feed
+
+    def slow(choice: Choice, delta: pb.Delta) -> Piece:
+        time.sleep(0.003)  # more than a slice of time
+        return feed(choice, delta)
+
+    monkeypatch.setattr(Choice, "feed", slow)
+    answer = await stack.complete([7] * 20, max_tokens=20, n=32, logprobs=2)
+    assert [len(choice["logprobs"]["tokens"]) for choice in answer.json()["choices"]] == [20] * 32
 
 
 def test_log_probabilities_that_events_repeat_are_never_copied_at_once(tokenizer: Tokenizer):

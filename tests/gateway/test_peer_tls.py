@@ -47,13 +47,8 @@ async def test_a_gateway_without_tls_is_told_what_may_be_wrong(
     caplog.set_level(logging.INFO)
     files = PeerFiles(tmp_path)
     async with pods(tls=files.load()) as decodes, running(model_folder, decodes, wait=False) as stack:
-        reasons: list[str] = []
-
-        def told() -> bool:
-            reasons[:] = [r.__dict__["reason"] for r in caplog.records if r.getMessage() == "pod out of reach"]
-            return bool(reasons)
-
-        await stack.until(told)
+        await stack.until(lambda: "pod out of reach" in caplog.text)
+        reasons = [r.__dict__["reason"] for r in caplog.records if r.getMessage() == "pod out of reach"]
         assert "--peer-tls-cert-file" in reasons[0]
         assert (await stack.complete()).status_code == 503
         assert len(reasons) == 1

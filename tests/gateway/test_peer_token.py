@@ -39,13 +39,8 @@ async def test_a_gateway_of_another_release_gets_no_pod_and_says_why(
     settings = {"peer_token_file": write_tokens(tmp_path / "gateway", shown)} if shown else {}
     token = PeerToken(write_tokens(tmp_path / "pod", OURS))
     async with pods(token=token) as decodes, running(model_folder, decodes, wait=False, **settings) as stack:
-        reasons: list[str] = []
-
-        def told() -> bool:
-            reasons[:] = [r.__dict__["reason"] for r in caplog.records if r.getMessage() == "pod out of reach"]
-            return bool(reasons)
-
-        await stack.until(told)
+        await stack.until(lambda: "pod out of reach" in caplog.text)
+        reasons = [r.__dict__["reason"] for r in caplog.records if r.getMessage() == "pod out of reach"]
         assert "--peer-token-file" in reasons[0]
         assert (await stack.complete()).status_code == 503
         assert not decodes[0].jobs

@@ -79,10 +79,7 @@ def jobs_alike(stack: Stack) -> bool:
             {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "min_p": 0.1, "ignore_eos": True},
             {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "min_p": 0.1, "ignore_eos": True},
         ),
-        (
-            {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
-            {"logprobs": True, "top_logprobs": 2},
-        ),
+        ({"include": ["message.output_text.logprobs"], "top_logprobs": 2}, {"logprobs": True, "top_logprobs": 2}),
         ({"top_logprobs": 2}, {}),
         ({"text": {"format": {"type": "text"}}}, {}),
         ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),

@@ -10,8 +10,8 @@ import httpx
 import pytest
 import yaml
 
-from baton_gateway.tenancy.keys import make_key
 from baton_proto import serving_pb2 as pb
+from tests.tenant_keys import write_tenants
 
 from .harness import Stack, error_of, pods, running
 from .test_observability import metrics
@@ -144,16 +144,12 @@ async def test_waiting_is_measured(model_folder: Path):
 
 
 async def test_a_clients_priority_orders_its_own_requests_and_overtakes_nobody(tmp_path: Path, model_folder: Path):
-    file, made = tmp_path / "tenants.yaml", {name: make_key(name) for name in ("pushy", "calm")}
-    kept = [{"id": key.id, "hash": key.hash, "tenant": name} for name, (_, key) in made.items()]
-    file.write_text(yaml.safe_dump({"tenants": {name: {} for name in made}, "keys": kept}))
-
+    headers = write_tenants(file := tmp_path / "tenants.yaml", {"pushy": {}, "calm": {}})
     async with busy(model_folder, seconds=5, tenants_file=file, max_waiting_requests=3, pod_queue_s=0.001) as stack:
 
         async def send(tenant: str, prompt: list[int], priority: int) -> httpx.Response:
             body = {"model": "tiny", "prompt": prompt, "priority": priority}
-            headers = {"authorization": f"Bearer {made[tenant][0]}"}
-            return await stack.http.post("/v1/completions", json=body, headers=headers)
+            return await stack.http.post("/v1/completions", json=body, headers=headers[tenant])
 
         tasks = []
         for number, (tenant, priority) in enumerate((("calm", 5), ("pushy", 0), ("pushy", -9))):

@@ -16,11 +16,11 @@ from baton_proto import serving_pb2 as pb
 from ..concurrency.crash_log import log_crash
 from ..concurrency.pace import Pace
 from ..errors import CLIENT_CLOSED_REQUEST, ApiError, internal_error, overloaded, timed_out
+from ..generation.answer_memory import AnswerMemory
 from ..generation.generation import ClientGoneError, Generation
 from ..telemetry.metrics import Metrics
 from ..telemetry.record import SEND_BODY, RequestRecord
 from .choice import Choice, Piece
-from .kept import KeptAnswer
 from .shapes import Shape, Usage, one_line_each
 
 STREAM_HEADERS = [
@@ -30,9 +30,10 @@ STREAM_HEADERS = [
 ]
 UNPACED_PIECES = 16  # up to this many pieces are encoded and sent without yielding to other tasks
 JOINED_TOKENS = 256  # the pieces of a whole answer are joined up to this length, which saves most of their memory
-WRITE_BYTES = 1024 * 1024  # a larger body is sent in parts of about this size
+WRITE_BYTES = 64 * 1024  # a larger body is sent in parts of about this size, as the server's buffer holds one part more
 PING = b": ping\n\n"
 ERROR_WRITE_TIMEOUT_S = 5.0
+SLOW_READER_TIMEOUT_S = 60.0  # the same for a client that has read too slowly
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Reply(Response):
         record: RequestRecord,
         metrics: Metrics,
         n: int,
-        kept: KeptAnswer,
+        memory: AnswerMemory,
     ) -> None:
         """n: choices of each prompt."""
         super().__init__()
@@ -76,11 +77,11 @@ class Reply(Response):
         self._record = record
         self._inter_token = metrics.inter_token.labels(record.model)
         self._n = n
-        self._kept = kept
-        self._keeps = shape.keeps or not options.stream
+        self._memory = memory
         self._prompts = [pb.PromptInfo() for _ in range(len(choices) // n)]
         self._open = len(choices)
         self._started = False
+        self._inside_event = False  # the last bytes that were sent do not end an event
         record.stream = options.stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,17 +91,18 @@ class Reply(Response):
             await asyncio.create_task(self._run(send, scope.pop(SEND_BODY, send)))
         finally:
             watcher.cancel()
+            self._memory.free()
             self._fill_record()
 
     async def _run(self, send: Send, send_body: Send) -> None:
         try:
             self._record.prepared = time.monotonic()
             self._generation.start()
-            async with asyncio.timeout(self._options.timeout_s):
-                await (self._stream(send, send_body) if self._options.stream else self._collect(send))
+            async with asyncio.timeout(self._options.timeout_s) as limit:
+                await (self._stream(send, send_body, limit) if self._options.stream else self._collect(send))
             return
         except TimeoutError:
-            error = timed_out()
+            error = failure if isinstance(failure := self._generation.failure, ApiError) else timed_out()
         except ClientGoneError:
             self._record.status = CLIENT_CLOSED_REQUEST
             self._record.error = "client gone"
@@ -118,12 +120,11 @@ class Reply(Response):
             raise
         finally:
             self._generation.close()
-            self._kept.free()
         if not self._started:
             raise error
         await self._send_error(send, error)
 
-    async def _stream(self, send: Send, send_body: Send) -> None:
+    async def _stream(self, send: Send, send_body: Send, limit: asyncio.Timeout) -> None:
         shape, options = self._shape, self._options
         opened: set[int] = set()
         while self._open:
@@ -148,18 +149,24 @@ class Reply(Response):
             data = b"".join(parts) if len(parts) <= UNPACED_PIECES else b""
             if not data and not any(parts):
                 continue
-            if not self._started:
-                self._started = True
-                await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            pieces.clear()  # which frees their log probabilities
             async for group, last in _grouped([data] if data else parts):
                 more = bool(self._open) or not last
+                self._generation.write_timeout = limit
+                if not self._started:
+                    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+                    self._started = True
                 await send_body({"type": "http.response.body", "body": one_line_each(group), "more_body": more})
+                self._generation.write_timeout = None
+                self._inside_event = not last
 
     async def _send_error(self, send: Send, error: ApiError) -> None:
         """End a stream with an error event. If it cannot be written in time, the client sees an unfinished stream."""
         self._record.error = error.code or error.type
+        if self._inside_event:
+            return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ERROR_WRITE_TIMEOUT_S):
+            async with asyncio.timeout(SLOW_READER_TIMEOUT_S if error.code == "slow_reader" else ERROR_WRITE_TIMEOUT_S):
                 async for data, last in _grouped(await _collected(self._shape.failure(error))):
                     await send({"type": "http.response.body", "body": data, "more_body": not last})
 
@@ -206,13 +213,13 @@ class Reply(Response):
             if choice.finish_reason is not None:
                 continue
             if delta.HasField("prompt"):
-                self._prompts[index // self._n] = delta.prompt
                 self._note_prompt(delta.prompt)
-                # Those of a prompt arrive in one message, and so take half as much memory.
-                self._kept.add(0, delta.prompt.logprobs, self._n / 2)
+                if delta.prompt.logprobs:
+                    self._prompts[index // self._n] = delta.prompt
+                    self._memory.keep(0, delta.prompt.logprobs, self._n / 2)
+                else:
+                    self._prompts[index // self._n].CopyFrom(delta.prompt)  # to free the rest of the pod's message
             piece = choice.feed(delta)
-            if self._keeps:
-                self._kept.add(len(piece.token_ids), piece.logprobs)
             if index in pieces:
                 pieces[index].extend(piece)
             else:

@@ -1,24 +1,23 @@
 """Builds a reply from prompts and parameters. The reply sends them to pods, and the pods' answer to the client."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from baton_proto import serving_pb2 as pb
 
 from ..bounds import MAX_SESSION_CHARS
 from ..concurrency.pace import Pace
 from ..fleet.catalog import Model, Pool
+from ..generation.answer_memory import AnswerMemory, TenantMemory
 from ..generation.generation import Generation
-from ..generation.stream_limits import StreamLimits
 from ..reading.parts import MakeReader
-from ..requests.bodies import ChatCompletionRequest, GenerationRequest
+from ..requests.bodies import ChatCompletionRequest, GenerationRequest, StreamOptions
 from ..settings import GatewaySettings
 from ..telemetry.metrics import Metrics
 from ..telemetry.record import RequestRecord
 from ..tenancy.cache_salt import cache_salt
 from .choice import Choice
-from .kept import KeptAnswer
 from .reply import Reply, ReplyOptions
 from .shapes import Shape
 
@@ -33,7 +32,7 @@ class ReplyMaker:
         self._settings = settings
         self._metrics = metrics
         self._tracing = tracing
-        self._kept: Counter[str] = Counter()
+        self._memory: WeakValueDictionary[str, TenantMemory] = WeakValueDictionary()  # of tenants with running answers
 
     async def make_reply(
         self,
@@ -78,24 +77,20 @@ class ReplyMaker:
             choices += [make_choice() for _ in range(request.choices)]
             await pace.yield_to_loop()
         record.prompt_tokens = sum(map(len, prompts))
-        settings, options = self._settings, self._options(request)
+        tenant = self._memory.setdefault(record.client.tenant, TenantMemory())
+        memory = AnswerMemory(tenant, keeps=shape.keeps or not request.stream)
         generation = Generation(
             pool.fleet,
             submits,
-            StreamLimits(
-                max_unread_tokens=settings.max_unread_tokens,
-                max_lost_pods=settings.max_lost_pods,
-                queue_timeout_s=settings.queue_timeout_s,
-                resume_timeout_s=settings.resume_timeout_s,
-            ),
+            self._settings,
+            memory,
             (record.session or request.user or "")[:MAX_SESSION_CHARS],
             record.identity.name if record.identity else "",
             record.identity.tenant.weight if record.identity else 1.0,
             record.trace_id,
             request.priority or 0,
         )
-        memory = KeptAnswer(self._kept, record.client.tenant)
-        return Reply(generation, choices, shape, options, record, self._metrics, request.choices, memory)
+        return Reply(generation, choices, shape, self._options(request), record, self._metrics, request.choices, memory)
 
     def _trace(self, model: Model, pool: Pool, request: GenerationRequest, record: RequestRecord) -> str:
         """Begin the span of a request if tracing is on. Return the `traceparent` for the pods, or ""."""
@@ -110,13 +105,11 @@ class ReplyMaker:
         return trace.traceparent
 
     def _options(self, request: GenerationRequest) -> ReplyOptions:
-        usage = request.stream_options is not None and bool(request.stream_options.include_usage)
+        asked = request.stream_options or StreamOptions()
         return ReplyOptions(
             stream=bool(request.stream),
-            usage=usage,
-            running_usage=usage
-            and request.stream_options is not None
-            and bool(request.stream_options.continuous_usage_stats),
+            usage=bool(asked.include_usage),
+            running_usage=bool(asked.include_usage and asked.continuous_usage_stats),
             keepalive_s=self._settings.keepalive_s,
             timeout_s=self._settings.request_timeout_s,
         )

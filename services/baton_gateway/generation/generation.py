@@ -11,8 +11,12 @@ from ..concurrency.pace import SLICE_S
 from ..errors import ApiError, overloaded
 from ..fleet.fleet import Fleet
 from ..routing.admission import AdmissionRequest
+from ..settings import GatewaySettings
+from .answer_memory import AnswerMemory, size_of
 from .prompt import Prompt
-from .stream_limits import StreamLimits
+
+_MERGED_TOKENS = 32  # unread tokens are merged into deltas of about this many, which saves most of their memory
+_SLOW_S = 3.0  # a client that takes no bytes, and has not been up to date for this long, is too slow for a full tenant
 
 
 class ClientGoneError(Exception):
@@ -29,7 +33,8 @@ class Generation:
         self,
         fleet: Fleet,
         submits: Sequence[pb.Submit],
-        limits: StreamLimits,
+        settings: GatewaySettings,
+        memory: AnswerMemory,
         session: str = "",
         tenant: str = "",
         weight: float = 1.0,
@@ -40,15 +45,20 @@ class Generation:
 
         trace_id: None when the request is not traced.
         """
-        self.limits = limits
+        self.settings = settings
         self.session = session
         self.trace_id = trace_id
         self._n = submits[0].sampling.n
         self._admission = fleet.admission
-        self.unread = 0  # tokens that arrived since the last read, including those of a stream that was read too slowly
+        self._memory = memory
+        self.unread = 0  # tokens that arrived and were not read, including those of a stream that was read too slowly
         self._arrived: list[tuple[int, pb.Delta]] = []
-        self._failure: Exception | None = None
+        self._merging: dict[int, pb.Delta] = {}  # the unread delta of each choice that takes its next tokens
+        self._being_written = 0  # bytes of held tokens that the reader has taken
+        self.write_timeout: asyncio.Timeout | None = None  # of the write to the client for which the reader waits now
+        self.failure: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
+        self._up_to_date = 0.0  # when the reader last had all tokens, on the event loop's clock
         self._reading_since = 0.0  # when the reader last began to wait, on the event loop's clock
         self._read_timer: asyncio.TimerHandle | None = None
         self._prompts = [Prompt(self, fleet, submit, i * self._n) for i, submit in enumerate(submits)]
@@ -72,7 +82,7 @@ class Generation:
     def start(self) -> None:
         """Queue for admission, then send every prompt to a decode pod. `read` raises the error if this fails."""
         self.queued_at = time.monotonic()
-        self._queue_timer = asyncio.get_running_loop().call_later(self.limits.queue_timeout_s, self._queue_timed_out)
+        self._queue_timer = asyncio.get_running_loop().call_later(self.settings.queue_timeout_s, self._queue_timed_out)
         self._admission.submit(self._admission_request)
 
     def _admitted(self) -> None:
@@ -107,7 +117,10 @@ class Generation:
 
         Raises ApiError when a prompt failed, ClientGoneError when the client disconnected.
         """
-        if not self._arrived and self._failure is None:
+        if self._being_written:
+            self._memory.hold(-self._being_written)
+            self._being_written = 0
+        if not self._arrived and self.failure is None:
             loop = asyncio.get_running_loop()
             self._reader = loop.create_future()
             self._reading_since = loop.time()
@@ -117,13 +130,24 @@ class Generation:
                 await self._reader
             finally:
                 self._reader = None
+                self._up_to_date = loop.time()
         if self._arrived:
             arrived, self._arrived = self._arrived, []
             self.unread = 0
-            return arrived
-        if self._failure is not None:
-            raise self._failure
+            self._merging.clear()
+            return await self._some_of(arrived) if self._memory.unread else arrived
+        if self.failure is not None:
+            raise self.failure
         return []
+
+    async def _some_of(self, held: list[tuple[int, pb.Delta]]) -> list[tuple[int, pb.Delta]]:
+        """Return the first held deltas, one of each choice on average: writing all at once would take much memory."""
+        choices = self._n * len(self._prompts)
+        some, self._arrived = held[:choices], held[choices:]
+        self._being_written = sum(size_of(delta) for _, delta in some)
+        self.unread = sum(len(delta.token_ids) for _, delta in self._arrived)
+        await asyncio.sleep(0)  # the rest may be long
+        return some
 
     def stop(self, choice: int) -> None:
         """End a choice early; its pod generates no more tokens for it."""
@@ -131,8 +155,8 @@ class Generation:
 
     def fail(self, failure: Exception) -> None:
         """Cancel all prompts. The reader gets the tokens that have arrived, then `failure`."""
-        if self._failure is None:
-            self._failure = failure
+        if self.failure is None:
+            self.failure = failure
         self.close()
         self._wake()
 
@@ -149,14 +173,42 @@ class Generation:
             prompt.cancel()
 
     def put(self, choice: int, delta: pb.Delta) -> None:
-        self._arrived.append((choice, delta))
         self.unread += len(delta.token_ids)
-        if self.unread > self.limits.max_unread_tokens:
-            # The request fails, so nobody will read these tokens: free their memory along with the blocks on the pods.
-            self._arrived.clear()
-            self.fail(ApiError(408, "The stream was read too slowly.", code="slow_reader"))
+        if self._reader is not None and not self._memory.keeps:
+            self._arrived.append((choice, delta))
         else:
-            self._wake()
+            try:
+                self._hold(choice, delta)
+            except ApiError as error:
+                # Nobody will read these tokens: free their memory along with the blocks on the pods.
+                self._arrived.clear()
+                self._memory.hold(self._being_written - self._memory.unread)
+                self.fail(error)
+        self._wake()
+
+    def _hold(self, choice: int, delta: pb.Delta) -> None:
+        """Add a delta that will stay in memory for some time. Raises ApiError when this is beyond a limit."""
+        too_slow = too_many = self.unread > self.settings.max_unread_tokens
+        if self._memory.keeps:
+            self._memory.keep(len(delta.token_ids), delta.logprobs)
+        elif self._memory.hold(size_of(delta)):
+            too_slow = too_many or asyncio.get_running_loop().time() - self._up_to_date > _SLOW_S
+        if too_slow and self.write_timeout is not None:
+            if not self.write_timeout.expired():
+                self.write_timeout.reschedule(0)  # at once
+            raise ApiError(408, "The stream was read too slowly.", code="slow_reader")
+        if too_many and not self._memory.keeps:
+            raise overloaded("The server is busy: the stream could not be written fast enough. Try again later.")
+        merged = self._merging.get(choice)
+        if merged is not None and len(merged.token_ids) < _MERGED_TOKENS:
+            merged.MergeFrom(delta)
+        elif delta.prompt.logprobs or (self._reader is not None and not delta.logprobs):
+            self._arrived.append((choice, delta))  # copying the former would take long, and the latter are read at once
+        else:
+            # A copy, because a delta keeps the pod's whole message in memory, with the tokens of all other requests.
+            self._merging[choice] = copy = pb.Delta()
+            copy.CopyFrom(delta)
+            self._arrived.append((choice, copy))
 
     def _check_read_timeout(self, timeout_s: float) -> None:
         """Wake a reader that has waited for `timeout_s`. One timer serves many reads, since setting it costs time."""

@@ -38,8 +38,6 @@ class LegOwner(Protocol):
 
     def dispatch(self, submit: pb.Submit, avoid: Sequence[str]) -> tuple[Route, DecodeLink, Run]: ...
 
-    def prefilled(self, route: Route, prompt: pb.PromptInfo) -> None: ...
-
     def put(self, delta: pb.Delta) -> bool: ...
 
     def fail(self, error: ApiError) -> None: ...
@@ -128,7 +126,7 @@ class Leg:
         if not self._begun:
             self._begun = True
             if self._route is not None:
-                self._prompt.prefilled(self._route, delta.prompt)
+                self._prompt.fleet.prefilled(self._route, delta.prompt)
             self._restart_stall_clock(time.monotonic())
         if delta.choice not in self.choices:
             return False

@@ -11,15 +11,15 @@ from ..fleet.decode_link import DecodeLink
 from ..fleet.fleet import Fleet
 from ..routing.demand import Demand
 from ..routing.router import Route
+from ..settings import GatewaySettings
 from ..telemetry.revision_metrics import Run
 from .leg import Leg
-from .stream_limits import StreamLimits
 
 
 class PromptOwner(Protocol):
     """The generation that a prompt belongs to."""
 
-    limits: StreamLimits
+    settings: GatewaySettings
     session: str
     trace_id: str | None
     retries: int
@@ -63,7 +63,7 @@ class Prompt:
 
     def start(self) -> None:
         """Send the prompt to a decode pod. Raises ApiError when there is none."""
-        leg = Leg(self, self.submit, range(self.submit.sampling.n), self._generation.limits.resume_timeout_s)
+        leg = Leg(self, self.submit, range(self.submit.sampling.n), self._generation.settings.resume_timeout_s)
         self._legs.update(dict.fromkeys(leg.choices, leg))
         leg.start()
         self.fleet.budget.note_request()
@@ -97,9 +97,6 @@ class Prompt:
         """The fingerprint that a pod must have to resume the prompt; None before the first token."""
         return self._fingerprint if self.begun else None
 
-    def prefilled(self, route: Route, prompt: pb.PromptInfo) -> None:
-        self.fleet.prefilled(route, prompt)
-
     def put(self, delta: pb.Delta) -> bool:
         """Append new tokens to the journal. Return False and append nothing if earlier tokens are missing."""
         journal = self._journal[delta.choice]
@@ -129,7 +126,7 @@ class Prompt:
 
         The request fails with `error` if too many pods were lost, or no pod takes the choices in time.
         """
-        if leg.losses > self._generation.limits.max_lost_pods:
+        if leg.losses > self._generation.settings.max_lost_pods:
             self.fail(error)
             return
         if self.begun:

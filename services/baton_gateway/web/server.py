@@ -142,7 +142,13 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, functools.partial(self._answer, cycle, app))
+
+    async def _answer(self, cycle: RequestResponseCycle, app: Any, scope: Any, receive: Any, send: Any) -> None:
+        await app(scope, receive, send)
+        if cycle.response_started and not cycle.response_complete:
+            # Otherwise a client that does not read would keep its connection and the bytes that were not sent.
+            self.transport.abort()
 
     def on_message_complete(self) -> None:
         super().on_message_complete()

@@ -48,11 +48,7 @@ class Answer:
 
 
 async def ask(
-    app: ASGIApp,
-    method: str,
-    target: str,
-    body: bytes = b"",
-    headers: Sequence[tuple[bytes, bytes]] = (),
+    app: ASGIApp, method: str, target: str, body: bytes = b"", headers: Sequence[tuple[bytes, bytes]] = ()
 ) -> Answer:
     """Send a request as the server would hand it on. target: path and query, percent-encoded."""
     path, _, query = target.partition("?")

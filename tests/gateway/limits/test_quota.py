@@ -11,15 +11,14 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import yaml
 from redis.asyncio import Redis
 
-from baton_gateway.tenancy.keys import make_key
 from baton_gateway.tenancy.quota import duration
 from baton_proto import serving_pb2 as pb
 from tests.gateway.fake_worker import FakePod, hang, say
 from tests.gateway.harness import Stack, pods, running
 from tests.gateway.test_observability import metrics
+from tests.tenant_keys import write_tenants
 
 from .conftest import RedisServer
 
@@ -45,17 +44,14 @@ class House:
 async def house(
     folder: Path, model: Path, tenants: dict[str, Limited], gateways: int = 1, **settings: Any
 ) -> AsyncIterator[House]:
-    made = {name: make_key(name) for name in tenants}
-    kept = [{"id": key.id, "hash": key.hash, "tenant": name} for name, (_, key) in made.items()]
-    file = folder / "tenants.yaml"
-    file.write_text(yaml.safe_dump({"tenants": tenants, "keys": kept}))
+    headers = write_tenants(file := folder / "tenants.yaml", tenants)
     async with AsyncExitStack() as open:
         decodes: list[FakePod] = await open.enter_async_context(pods())
         stacks = [
             await open.enter_async_context(running(model, decodes, tenants_file=file, **settings))
             for _ in range(gateways)
         ]
-        yield House(stacks, {name: text for name, (text, _) in made.items()})
+        yield House(stacks, {name: header["authorization"].split()[1] for name, header in headers.items()})
 
 
 async def redis_up(stack: Stack) -> float:
@@ -125,11 +121,12 @@ async def test_what_was_not_used_comes_back(tmp_path: Path, model_folder: Path) 
         assert int(second.headers["x-ratelimit-remaining-tokens"]) == pytest.approx(500 - used - 403, abs=10)
 
 
-async def test_tokens_that_a_client_does_not_read_are_counted(tmp_path: Path, model_folder: Path) -> None:
-    async with house(tmp_path, model_folder, {"a": {}}, max_unread_tokens=100) as it:
+async def test_tokens_that_a_client_does_not_read_are_counted(tmp_path: Path, model_folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr("baton_gateway.generation.answer_memory.MAX_KEPT_BYTES", 10_000)
+    async with house(tmp_path, model_folder, {"a": {}}) as it:
         [stack] = it.stacks
         stack.pod.script = say([7] * 101, step=101, finish=pb.FINISH_REASON_LENGTH)
-        assert (await it.ask("a", max_tokens=101)).json()["error"]["code"] == "slow_reader"
+        assert (await it.ask("a", max_tokens=101)).json()["error"]["code"] == "answer_too_large"
         await stack.until(lambda: not stack.gateway.quota.in_flight())
         labels = (("kind", "generation"), ("model", "tiny"), ("tenant", "a"))
         assert (await metrics(stack))["baton_gateway_tenant_tokens_total", labels] == 101
@@ -393,7 +390,7 @@ async def test_who_has_no_requests_left_is_refused_before_the_body_is_read(tmp_p
         assert (await it.ask("a")).status_code == 200
         assert (await it.ask("a")).status_code == 429
         file = tmp_path / "tenants.yaml"
-        file.write_text(file.read_text().replace("requests_per_minute: 60", "requests_per_minute: 6000"))
+        file.write_text(file.read_text().replace('requests_per_minute":60', 'requests_per_minute":6000'))
         await stack.until(lambda: stack.gateway.tenants.known["a"].requests_per_minute == 6000)
         assert (await unreadable()).status_code == 400
 
