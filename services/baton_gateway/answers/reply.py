@@ -267,7 +267,7 @@ class Reply(Response):
             self._record.routed_s = self._generation.sent_at - self._generation.admitted_at
         # Pods have generated the unread tokens of an unfinished answer, too. Without them a client that does not read
         # would use fewer tokens than it makes pods generate.
-        self._record.completion_tokens = usage.completion_tokens + (self._generation.unread if self._open else 0)
+        self._record.completion_tokens = usage.completion_tokens + (self._generation.unread.tokens if self._open else 0)
         self._record.cached_tokens = usage.cached_tokens
         self._record.retries = self._generation.retries
         self._record.resumes = self._generation.resumes

@@ -14,8 +14,8 @@ from ..routing.admission import AdmissionRequest
 from ..settings import GatewaySettings
 from .answer_memory import AnswerMemory, size_of
 from .prompt import Prompt
+from .unread import Unread
 
-_MERGED_TOKENS = 32  # unread tokens are merged into deltas of about this many, which saves most of their memory
 _SLOW_S = 3.0  # a client that takes no bytes, and has not been up to date for this long, is too slow for a full tenant
 
 
@@ -51,10 +51,7 @@ class Generation:
         self._n = submits[0].sampling.n
         self._admission = fleet.admission
         self._memory = memory
-        self.unread = 0  # tokens that arrived and were not read, including those of a stream that was read too slowly
-        self._arrived: list[tuple[int, pb.Delta]] = []
-        self._merging: dict[int, pb.Delta] = {}  # the unread delta of each choice that takes its next tokens
-        self._being_written = 0  # bytes of held tokens that the reader has taken
+        self.unread = Unread(memory, self._n * len(submits))
         self.write_timeout: asyncio.Timeout | None = None  # of the write to the client for which the reader waits now
         self.failure: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
@@ -113,14 +110,12 @@ class Generation:
             self._queue_timer = None
 
     async def read(self, timeout_s: float) -> list[tuple[int, pb.Delta]]:
-        """Wait up to `timeout_s` for tokens. Return all deltas that have arrived, if any, each with its choice number.
+        """Wait up to `timeout_s` for tokens. Return deltas that have arrived, if any, as Unread.take does.
 
         Raises ApiError when a prompt failed, ClientGoneError when the client disconnected.
         """
-        if self._being_written:
-            self._memory.hold(-self._being_written)
-            self._being_written = 0
-        if not self._arrived and self.failure is None:
+        self.unread.note_written()
+        if not self.unread and self.failure is None:
             loop = asyncio.get_running_loop()
             self._reader = loop.create_future()
             self._reading_since = loop.time()
@@ -131,23 +126,14 @@ class Generation:
             finally:
                 self._reader = None
                 self._up_to_date = loop.time()
-        if self._arrived:
-            arrived, self._arrived = self._arrived, []
-            self.unread = 0
-            self._merging.clear()
-            return await self._some_of(arrived) if self._memory.unread else arrived
+        if self.unread:
+            taken = self.unread.take()
+            if self.unread:
+                await asyncio.sleep(0)  # there may be so much more that other tasks would have to wait
+            return taken
         if self.failure is not None:
             raise self.failure
         return []
-
-    async def _some_of(self, held: list[tuple[int, pb.Delta]]) -> list[tuple[int, pb.Delta]]:
-        """Return the first held deltas, one of each choice on average: writing all at once would take much memory."""
-        choices = self._n * len(self._prompts)
-        some, self._arrived = held[:choices], held[choices:]
-        self._being_written = sum(size_of(delta) for _, delta in some)
-        self.unread = sum(len(delta.token_ids) for _, delta in self._arrived)
-        await asyncio.sleep(0)  # the rest may be long
-        return some
 
     def stop(self, choice: int) -> None:
         """End a choice early; its pod generates no more tokens for it."""
@@ -173,42 +159,34 @@ class Generation:
             prompt.cancel()
 
     def put(self, choice: int, delta: pb.Delta) -> None:
-        self.unread += len(delta.token_ids)
-        if self._reader is not None and not self._memory.keeps:
-            self._arrived.append((choice, delta))
+        at_once = self._reader is not None
+        if at_once and not (self._memory.keeps and delta.logprobs):
+            self.unread.put(choice, delta)
         else:
+            self.unread.hold(choice, delta)
+        if not at_once or self._memory.keeps:
             try:
-                self._hold(choice, delta)
+                self._count(delta)
             except ApiError as error:
                 # Nobody will read these tokens: free their memory along with the blocks on the pods.
-                self._arrived.clear()
-                self._memory.hold(self._being_written - self._memory.unread)
+                self.unread.drop()
                 self.fail(error)
         self._wake()
 
-    def _hold(self, choice: int, delta: pb.Delta) -> None:
-        """Add a delta that will stay in memory for some time. Raises ApiError when this is beyond a limit."""
-        too_slow = too_many = self.unread > self.settings.max_unread_tokens
+    def _count(self, delta: pb.Delta) -> None:
+        """Count a delta in the answer's memory. Raises ApiError when this is beyond a limit."""
         if self._memory.keeps:
             self._memory.keep(len(delta.token_ids), delta.logprobs)
-        elif self._memory.hold(size_of(delta)):
-            too_slow = too_many or asyncio.get_running_loop().time() - self._up_to_date > _SLOW_S
-        if too_slow and self.write_timeout is not None:
+            return
+        too_many = self.unread.tokens > self.settings.max_unread_tokens
+        full = self._memory.hold(size_of(delta))
+        too_slow = full and asyncio.get_running_loop().time() - self._up_to_date > _SLOW_S
+        if (too_many or too_slow) and self.write_timeout is not None:
             if not self.write_timeout.expired():
                 self.write_timeout.reschedule(0)  # at once
             raise ApiError(408, "The stream was read too slowly.", code="slow_reader")
-        if too_many and not self._memory.keeps:
+        if too_many:
             raise overloaded("The server is busy: the stream could not be written fast enough. Try again later.")
-        merged = self._merging.get(choice)
-        if merged is not None and len(merged.token_ids) < _MERGED_TOKENS:
-            merged.MergeFrom(delta)
-        elif delta.prompt.logprobs or (self._reader is not None and not delta.logprobs):
-            self._arrived.append((choice, delta))  # copying the former would take long, and the latter are read at once
-        else:
-            # A copy, because a delta keeps the pod's whole message in memory, with the tokens of all other requests.
-            self._merging[choice] = copy = pb.Delta()
-            copy.CopyFrom(delta)
-            self._arrived.append((choice, copy))
 
     def _check_read_timeout(self, timeout_s: float) -> None:
         """Wake a reader that has waited for `timeout_s`. One timer serves many reads, since setting it costs time."""

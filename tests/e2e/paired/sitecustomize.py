@@ -16,6 +16,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 _SIZE = struct.Struct("<Q")
@@ -52,15 +53,16 @@ class SocketLink:
         self._rank = rank
         self._name = b"\0" + unique_id.rstrip(b"\0")
         self._socket: socket.socket | None = None
-        self._queue: queue.Queue[tuple[Any, Event] | None] = queue.Queue()
+        self._queue: queue.Queue[tuple[Any, Callable[[], None] | None, Event] | None] = queue.Queue()
         self._closed = threading.Event()
         self._fault, self._left = fault()
         threading.Thread(target=self._run, daemon=True).start()
 
     def send(self, values: Any) -> Event:
-        return self._put(values)
+        return self._put(values, None)
 
-    receive = send
+    def receive(self, values: Any, behind: Callable[[], None] | None) -> Event:
+        return self._put(values, behind)
 
     def check(self) -> None: ...
 
@@ -72,9 +74,9 @@ class SocketLink:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _put(self, values: Any) -> Event:
+    def _put(self, values: Any, behind: Callable[[], None] | None) -> Event:
         event = Event()
-        self._queue.put((values, event))
+        self._queue.put((values, behind, event))
         return event
 
     def _run(self) -> None:
@@ -82,9 +84,11 @@ class SocketLink:
             self._socket = self._connect()
             self.up = True
             while (entry := self._queue.get()) is not None:
-                values, event = entry
+                values, behind, event = entry
                 view = memoryview(values.numpy())
                 (self._receive if self._rank else self._send)(view)
+                if behind is not None:
+                    behind()
                 event.happened = True
         except OSError as error:
             self.failure = str(error)
