@@ -288,6 +288,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4-5-moe": ("ernie4_5_moe", {"num_hidden_layers": 3}),
     "exaone4-windows": ("exaone4", {}),
     "exaone4-no-windows": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+    "exaone4-no-windows-no-rotation": ("exaone4", {"layer_types": ["full_attention"] * 4}),
     "ministral": ("ministral", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
     "minimax-m2": ("minimax_m2", {"rotary_dim": 8}),
     "dots1": ("dots1", {"n_shared_experts": 2, "norm_topk_prob": True, "first_k_dense_replace": 1}),

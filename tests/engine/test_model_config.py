@@ -215,6 +215,7 @@ def test_end_tokens(given: Any, expected: tuple[int, ...]) -> None:
         ({"architectures": ["OlmoeForCausalLM"], "clip_qkv": 8.0}, ["clip_qkv", "OlmoeForCausalLM"]),
         ({"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9}, ["num_experts_per_tok", "at most 8"]),
         ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": 3}, ["mlp_only_layers", "list of integers"]),
+        ({"architectures": ["HYV3ForCausalLM"], "num_shared_experts": 0}, ["num_shared_experts", "at least 1"]),
         ({"architectures": ["GptOssForCausalLM"], "swiglu_limit": 0}, ["swiglu_limit", "above 0"]),
         ({"architectures": ["Glm4MoeForCausalLM"], "n_group": 3}, ["n_group", "3", "divide the 128 experts"]),
         (
@@ -375,6 +376,19 @@ def test_published_models_with_experts(name: str) -> None:
     everything = ours.num_layers * ours.layer_weights_read(1e6) + 2 * embedding
     assert everything == pytest.approx(parameters, rel=0.01)
     assert ours.layer_weights_read(1) == pytest.approx(ours.layer_weights)
+
+
+@pytest.mark.parametrize("family", ["SmolLM3", "Mixtral", "Cohere", "Cohere2"])
+def test_a_config_without_a_rope_has_the_theta_of_transformers(family: str) -> None:
+    expected = getattr(transformers, f"{family}Config")(pad_token_id=None).rope_parameters["rope_theta"]
+    assert parse_model_config({**LLAMA, "architectures": [f"{family}ForCausalLM"]}).rope.theta == expected
+
+
+def test_the_older_name_of_longrope() -> None:
+    scaling = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    fields = {**LLAMA, "architectures": ["Phi3ForCausalLM"], "original_max_position_embeddings": 64}
+    ours = [parse_model_config({**fields, "rope_scaling": {"type": kind, **scaling}}) for kind in ("su", "longrope")]
+    assert ours[0] == ours[1]
 
 
 @pytest.mark.parametrize("fields", [{}, {"layer_types": ["full_attention"] * 24}, {"sliding_window": 64}])

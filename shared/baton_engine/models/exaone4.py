@@ -1,5 +1,6 @@
 """EXAONE 4 (LG AI Research, 2025): norms after each block and of each head, rotation where a layer has a window."""
 
+from baton_engine.attention_spec import AttentionSpec
 from baton_engine.config_file import ConfigFile
 from baton_engine.layers.rope import Rope
 
@@ -8,15 +9,19 @@ from .olmo2 import NormedAfterLayer
 from .sliding_windows import windows_in_turn
 
 
-def rope_of_windows(config: LlamaConfig, layer: int) -> Rope | None:
-    """Return the rope of a layer in models that rotate where there is a window, or everywhere if there is none."""
-    everywhere = not any(config.sliding_windows)
-    return config.rope if everywhere or config.sliding_windows[layer] else None
+class RotatesInWindows:
+    """A part of the config. everywhere: layers without a window rotate, too, because config.json names no window."""
 
+    attention: tuple[AttentionSpec, ...]
+    rope: Rope
+    everywhere: bool
 
-class Exaone4Config(LlamaConfig, frozen=True, kw_only=True):
     def rope_of(self, layer: int) -> Rope | None:
-        return rope_of_windows(self, layer)
+        return self.rope if self.everywhere or self.attention[layer].window else None
+
+
+class Exaone4Config(RotatesInWindows, LlamaConfig, frozen=True, kw_only=True):
+    everywhere: bool
 
 
 class Exaone4(Llama):
@@ -31,4 +36,5 @@ class Exaone4(Llama):
             Defaults(2048, num_kv_heads=32, rms_norm_eps=1e-5),
             windows_in_turn(file, layers, 4),
             qk_norm=True,
+            everywhere=file.fields.get("sliding_window", 0) is None,
         )

@@ -3,19 +3,17 @@
 import torch
 
 from baton_engine.config_file import ConfigFile
-from baton_engine.layers.rope import Rope
 from baton_engine.source import Source
 
 from .deepseek_experts import DeepseekExpertsLayer
-from .exaone4 import rope_of_windows
+from .exaone4 import RotatesInWindows
 from .llama import Defaults, Llama, LlamaConfig, read_llama_config
 from .sliding_windows import windows_in_turn
 from .sparse_config import SparseConfig, read_grouped_routing, read_layers_without_experts
 
 
-class ExaoneMoeConfig(SparseConfig, frozen=True, kw_only=True):
-    def rope_of(self, layer: int) -> Rope | None:
-        return rope_of_windows(self, layer)
+class ExaoneMoeConfig(RotatesInWindows, SparseConfig, frozen=True, kw_only=True):
+    everywhere: bool
 
 
 class ExaoneMoeLayer(DeepseekExpertsLayer):
@@ -37,6 +35,7 @@ class ExaoneMoe(Llama):
             Defaults(2048, num_kv_heads=32, rms_norm_eps=1e-5),
             windows_in_turn(file, layers, 4),
             qk_norm=True,
+            everywhere=file.fields.get("sliding_window", 0) is None,
             num_experts=experts,
             expert_size=size,
             routing=read_grouped_routing(

@@ -46,6 +46,6 @@ class HyV3(Llama):
                 read_experts_per_token(file, experts, 8), sigmoid=True, normalize=True,
                 scale=file.number("router_scaling_factor", 2.826),
             ),
-            shared_size=file.integer("num_shared_experts", 1) * size,
+            shared_size=file.count("num_shared_experts", 1) * size,
             dense_layers=read_layers_without_experts(file, layers, 1),
         )  # fmt: skip

@@ -57,6 +57,7 @@ class Defaults:
     head_dim: int | None = None
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
+    rope_theta: float = 10000.0
 
 
 Kind = TypeVar("Kind", bound=LlamaConfig)
@@ -104,7 +105,7 @@ def read_llama_config(
             for window in windows or (None,) * layers
         ),
         rms_norm_eps=file.number("rms_norm_eps", defaults.rms_norm_eps) if eps is None else eps,
-        rope=rope or read_rope(file, context),
+        rope=rope or read_rope(file, context, theta=defaults.rope_theta),
         activation=activation,
         **facts,
     )

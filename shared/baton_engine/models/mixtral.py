@@ -39,7 +39,7 @@ class Mixtral(Llama):
         return read_llama_config(
             SparseConfig,
             file,
-            Defaults(131072, num_kv_heads=8, rms_norm_eps=1e-5),
+            Defaults(131072, num_kv_heads=8, rms_norm_eps=1e-5, rope_theta=1e6),
             same_window(file),
             num_experts=experts,
             expert_size=file.count("intermediate_size"),

@@ -27,7 +27,7 @@ class SmolLm3(Llama):
         return read_llama_config(
             SmolLm3Config,
             file,
-            Defaults(32768, num_kv_heads=4, tie_word_embeddings=True),
+            Defaults(32768, num_kv_heads=4, tie_word_embeddings=True, rope_theta=2e6),
             optional_windows(file, layers),
             qkv_bias=bias,
             output_bias=bias,
