@@ -384,11 +384,11 @@ def test_a_config_without_a_rope_has_the_theta_of_transformers(family: str) -> N
     assert parse_model_config({**LLAMA, "architectures": [f"{family}ForCausalLM"]}).rope.theta == expected
 
 
-def test_the_older_name_of_longrope() -> None:
-    scaling = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
-    fields = {**LLAMA, "architectures": ["Phi3ForCausalLM"], "original_max_position_embeddings": 64}
-    ours = [parse_model_config({**fields, "rope_scaling": {"type": kind, **scaling}}) for kind in ("su", "longrope")]
-    assert ours[0] == ours[1]
+def test_qwen3_omni_normalizes_weights_of_experts_unless_its_config_says_otherwise() -> None:
+    fields = {"architectures": ["Qwen3OmniMoeThinkerForConditionalGeneration"], "text_config": LLAMA}
+    assert parse_model_config(fields).routing.normalize
+    within = {**fields, "architectures": ["Qwen3OmniMoeForConditionalGeneration"]}
+    assert parse_model_config(within).routing.normalize
 
 
 @pytest.mark.parametrize("fields", [{}, {"layer_types": ["full_attention"] * 24}, {"sliding_window": 64}])

@@ -127,8 +127,6 @@ def _grown(factor: float, multiplier: float) -> float:
 def parse_rope(given: dict[str, Any], theta: float, context: int, fields: dict[str, Any]) -> Rope:
     """Return the rope with these parameters. theta: used if they name none. fields: all fields of config.json."""
     kind = given.get("rope_type") or given.get("type") or "default"
-    # The first checkpoints of Phi-3 have the older name.
-    kind = "longrope" if kind == "su" else kind
     # Sections of the pairs count tokens, rows and columns of an image: text has the same number in all of them. Dynamic
     # scaling begins beyond max_position_embeddings.
     kind = "default" if kind in ("mrope", "xdrope", "dynamic") else kind

@@ -123,6 +123,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.263,
         "attention_multiplier": 0.015625,
     },
+    "Qwen3OmniMoeThinkerForConditionalGeneration": {"norm_topk_prob": True},
+    "Qwen3OmniMoeForConditionalGeneration": {"norm_topk_prob": True},
     "Phi4MultimodalForCausalLM": {
         **dict(zip(_SIZES, (200064, 3072, 8192, 32, 32), strict=True)),
         "num_key_value_heads": 8,
