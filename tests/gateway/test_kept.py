@@ -76,23 +76,23 @@ async def test_answers_of_one_tenant_are_bounded_together(tmp_path: Path, model_
 
 @pytest.mark.processes
 async def test_unread_streams_of_one_tenant_are_bounded_together(tmp_path: Path, model_folder: Path, monkeypatch):
-    monkeypatch.setattr(MAX_KEPT_BYTES, 50_000)
+    monkeypatch.setattr(MAX_KEPT_BYTES, 500_000)
     monkeypatch.setattr("baton_gateway.generation.generation._SLOW_S", 0.1)
     async with two_tenants(tmp_path, model_folder) as (stack, send):
         memory, echo = stack.gateway.services.replies._memory, stack.pod.script
 
         async def fill(job: Job) -> None:
-            while memory["greedy"].unread < 150_000 or len(stack.pod.jobs) == 2:
+            while memory["greedy"].unread < 1_000_000 or len(stack.pod.jobs) == 2:
                 await job.send(job.delta([7] * 20))
             await asyncio.Event().wait()
 
         stack.pod.script = fill
         unread = await send("greedy", unread=True, stream=True, logprobs=5, max_tokens=400)
-        await stack.until(lambda: memory["greedy"].unread >= 150_000)
+        await stack.until(lambda: memory["greedy"].unread >= 1_000_000)
         slower = await send("greedy", unread=True, stream=True, logprobs=5, max_tokens=400)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             await stack.pod.jobs[1].cancelled.wait()
-        assert 100_000 < memory["greedy"].unread < 200_000
+        assert 1_000_000 <= memory["greedy"].unread < 2_000_000
         stack.pod.script = echo
         for tenant, fields in (("greedy", {"n": 128, "logprobs": 5}), ("greedy", {}), ("calm", {})):
             assert len(events(await send(tenant, stream=True, **fields))) >= 5
