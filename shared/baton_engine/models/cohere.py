@@ -46,9 +46,13 @@ class Cohere(LayerNormLlama):
 
 
 def read_cohere_config(
-    kind: type[Kind], file: ConfigFile, windows: tuple[int | None, ...] | None = None, **facts: Any
+    kind: type[Kind],
+    file: ConfigFile,
+    windows: tuple[int | None, ...] | None = None,
+    theta: float = THETA,
+    **facts: Any,
 ) -> Kind:
-    """Return the config of a config.json with Cohere's fields. The rest as in read_llama_config."""
+    """Return the config of a config.json with Cohere's fields. theta: the default. The rest as in read_llama_config."""
     context, bias = file.count("max_position_embeddings", 8192), file.flag("attention_bias")
     return read_llama_config(
         kind,
@@ -56,7 +60,7 @@ def read_cohere_config(
         Defaults(8192, tie_word_embeddings=True),
         windows,
         eps=file.number("layer_norm_eps", 1e-5),
-        rope=read_rope(file, context, theta=THETA, interleaved=True),
+        rope=read_rope(file, context, theta=theta, interleaved=True),
         qkv_bias=bias,
         output_bias=bias,
         norm_bias=False,

@@ -16,5 +16,5 @@ class Cohere2Config(CohereConfig, frozen=True, kw_only=True):
 class Cohere2(Cohere):
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
-        file = ConfigFile({**file.fields, "rope_theta": file.number("rope_theta", 10000.0)})
-        return read_cohere_config(Cohere2Config, file, windows_in_turn(file, file.count("num_hidden_layers"), 4))
+        windows = windows_in_turn(file, file.count("num_hidden_layers"), 4)
+        return read_cohere_config(Cohere2Config, file, windows, theta=10000.0)
