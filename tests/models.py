@@ -1,6 +1,6 @@
 """Tiny random-weight model folders as transformers writes them, and what transformers itself generates from them."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,8 @@ _CLASSES = {
     "glm4_moe": ("Glm4MoeConfig", "Glm4MoeForCausalLM"),
     "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM"),
     "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM"),
+    "deepseek_v32": ("DeepseekV32Config", "DeepseekV32ForCausalLM"),
+    "glm_moe_dsa": ("GlmMoeDsaConfig", "GlmMoeDsaForCausalLM"),
     "gemma": ("GemmaConfig", "GemmaForCausalLM"),
     "glm": ("GlmConfig", "GlmForCausalLM"),
     "glm4": ("Glm4Config", "Glm4ForCausalLM"),
@@ -118,6 +120,10 @@ _CLASSES = {
     "fast_vlm": ("FastVlmConfig", "FastVlmForConditionalGeneration"),
     "granite4_vision": ("Granite4VisionConfig", "Granite4VisionForConditionalGeneration"),
     "aria_text": ("AriaTextConfig", "AriaTextForCausalLM"),
+    "kolibri1": ("Kolibri1Config", "Kolibri1ForCausalLM"),
+    "flint": ("FlintConfig", "FlintForCausalLM"),
+    "laguna": ("LagunaConfig", "LagunaForCausalLM"),
+    "mimo_v2_flash": ("MiMoV2FlashConfig", "MiMoV2FlashForCausalLM"),
     "longcat_flash": ("LongcatFlashConfig", "LongcatFlashForCausalLM"),
     "aria": ("AriaConfig", "AriaForConditionalGeneration"),
     "perception_lm": ("PerceptionLMConfig", "PerceptionLMForConditionalGeneration"),
@@ -132,7 +138,21 @@ _CLASSES = {
     "ernie4_5_vl": ("Ernie4_5_VLMoeConfig", "Ernie4_5_VLMoeForConditionalGeneration"),
     "molmo2": ("Molmo2Config", "Molmo2ForConditionalGeneration"),
     "muse_glimmer": ("MuseGlimmerConfig", "MuseGlimmerForConditionalGeneration"),
+    "muse_spark": ("MuseSparkConfig", "MuseSparkForConditionalGeneration"),
     "phi4_multimodal": ("Phi4MultimodalConfig", "Phi4MultimodalForCausalLM"),
+    "mllama_text": ("MllamaTextConfig", "MllamaForCausalLM"),
+    "mllama": ("MllamaConfig", "MllamaForConditionalGeneration"),
+    "cohere_compass_text": ("CohereCompassTextConfig", "CohereCompassForCausalLM"),
+    "cohere_compass": ("CohereCompassConfig", "CohereCompassForConditionalGeneration"),
+    "chameleon": ("ChameleonConfig", "ChameleonForConditionalGeneration"),
+    "emu3_text": ("Emu3TextConfig", "Emu3ForCausalLM"),
+    "emu3": ("Emu3Config", "Emu3ForConditionalGeneration"),
+    "openai_gpt": ("OpenAIGPTConfig", "OpenAIGPTLMHeadModel"),
+    "jetmoe": ("JetMoeConfig", "JetMoeForCausalLM"),
+    "diffllama": ("DiffLlamaConfig", "DiffLlamaForCausalLM"),
+    "bitnet": ("BitNetConfig", "BitNetForCausalLM"),
+    "fuyu": ("FuyuConfig", "FuyuForCausalLM"),
+    "step3p7": ("Step3p7Config", "Step3p7ForConditionalGeneration"),
 }
 # The vision part of models whose text part is served.
 _VISION: dict[str, dict[str, Any]] = {
@@ -187,7 +207,16 @@ _VISION["deepseek_ocr2"] = {
 }
 _VISION["ernie4_5_vl"] = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64}
 _VISION["molmo2"] = {**_TOWER, "num_key_value_heads": 2, "head_dim": 16, "image_size": [28, 28]}
-_VISION["muse_glimmer"] = _TOWER
+_VISION["muse_glimmer"] = _VISION["muse_spark"] = _TOWER
+_VISION["mllama"] = {
+    "num_hidden_layers": 1, "num_global_layers": 1, "hidden_size": 32, "attention_heads": 2, "intermediate_size": 64,
+    "image_size": 28, "vision_output_dim": 64, "intermediate_layers_indices": [0],
+}  # fmt: skip
+_VISION["cohere_compass"] = {
+    "depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 64,
+    "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
+}  # fmt: skip
+_VISION["step3p7"] = {**_TOWER, "image_size": 28}
 _VISION["phi4_multimodal"] = {**_TOWER, "image_size": 28, "crop_size": 28}
 _AUDIO: dict[str, dict[str, Any]] = {
     "voxtral": {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 128},
@@ -198,6 +227,7 @@ _AUDIO: dict[str, dict[str, Any]] = {
 _AUDIO["phi4_multimodal"] = {
     "num_blocks": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "nemo_conv_channels": 32,
 }  # fmt: skip
+_AUDIO["muse_spark"] = {"hidden_sizes": [8, 16, 32, 64], "depths": [1, 1, 1, 1], "out_hidden_size": 64}
 _AUDIO["qwen3_omni"] = {**_AUDIO["qwen2_omni"], "downsample_hidden_size": 16}
 _TEXT_OF = {
     "gemma3_mm": "gemma3",
@@ -237,11 +267,18 @@ _TEXT_OF = {
     "ernie4_5_vl": "ernie4_5_vl_text",
     "molmo2": "molmo2_text",
     "muse_glimmer": "muse_glimmer_text",
+    "muse_spark": "muse_spark_text",
+    "mllama": "mllama_text",
+    "cohere_compass": "cohere_compass_text",
+    "emu3": "emu3_text",
+    "fuyu": "persimmon",
+    "step3p7": "step3p5",
 }
 # The text parts of these are of a family that their config.json names.
 _NAMED = (
     "mistral3", "llava", "internvl", "aya_vision", "idefics3", "voxtral", "got_ocr2", "lighton_ocr", "fast_vlm",
     "perception_lm", "video_llama3", "janus", "deepseek_vl", "deepseek_vl_hybrid", "hyperclovax_vision", "qianfan_ocr",
+    "fuyu",
 )  # fmt: skip
 # What these have beside their parts.
 _WHOLE: dict[str, dict[str, Any]] = {
@@ -250,6 +287,10 @@ _WHOLE: dict[str, dict[str, Any]] = {
     "deepseek_vl_hybrid": {"high_res_vision_config": _VISION["got_ocr2"]},
     "molmo2": {"adapter_config": {**_TOWER, "num_key_value_heads": 2, "head_dim": 16, "text_hidden_size": 64}},
 }
+_WHOLE["emu3"] = {
+    "vq_config": {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "hidden_size": 32},
+    "vocabulary_map": {"<image>": 300, "<|visual token 000000|>": 301, "<|extra_200|>": 302},
+}  # fmt: skip
 _WHOLE["molmo2"]["adapter_config"]["vision_feature_layer"] = [0]
 VOCAB_SIZE = 512
 _REFERENCE = "reference"  # folder, in that of a model, of the model that transformers computes in its place
@@ -302,21 +343,20 @@ _CHAT_TEMPLATE = (
 def make_model(
     folder: Path, family: str, *, rope: str = "default", seed: int = 0, shard_size: str | None = None, **overrides: Any
 ) -> Path:
-    """Write a model of a family of _CLASSES, or of "qwen", with a tokenizer into `folder`, and return the folder.
+    """Write a model of a family with a tokenizer into `folder`, and return the folder.
 
-    rope: a key of ROPES; without effect where the family has no rope. shard_size: largest safetensors file, as "100KB";
-    None = one file. overrides: fields of the family's configuration class.
+    family: one of _CLASSES, or one of RENAMED, which transformers lacks. rope: a key of ROPES; without effect where the
+    family has no rope. shard_size: largest safetensors file, as "100KB"; None = one file. overrides: fields of the
+    family's configuration class.
     """
     import torch
     import transformers
     from safetensors.torch import load_file, save_file
 
-    if family == "qwen":
-        # transformers has no such family. The reference is a Qwen2 of the same weights.
-        from loadtest.common.qwen_model import write_qwen
+    from .renamed import RENAMED
 
-        heads = {"num_key_value_heads": 4, **overrides}
-        write_qwen(folder, make_model(folder / _REFERENCE, "qwen2", rope=rope, seed=seed, **heads))
+    if family in RENAMED:
+        RENAMED[family](folder, partial(make_model, folder / _REFERENCE, rope=rope, seed=seed), overrides)
         make_tokenizer().save_pretrained(folder)
         return folder
 
@@ -337,7 +377,7 @@ def make_model(
     if kind == "bloom":
         fields |= {"n_head": fields.pop("num_attention_heads"), "n_layer": fields.pop("num_hidden_layers")}
         fields["seq_length"] = fields.pop("max_position_embeddings")
-    if kind in ("gpt2", "gptj", "codegen", "gpt_bigcode"):
+    if kind in ("gpt2", "gptj", "codegen", "gpt_bigcode", "openai_gpt"):
         fields |= {"n_embd": fields.pop("hidden_size"), "n_layer": fields.pop("num_hidden_layers")}
         fields |= {"n_head": fields.pop("num_attention_heads"), "n_positions": fields.pop("max_position_embeddings")}
     if kind in ("gptj", "codegen"):
@@ -357,18 +397,41 @@ def make_model(
     if kind == "llama4":
         fields |= {"head_dim": 16, "intermediate_size": 40, "intermediate_size_mlp": 96, "num_local_experts": 6}
         fields |= {"num_hidden_layers": 4, "attention_chunk_size": 24, "floor_scale": 20, "attn_scale": 0.5}
-    if kind in ("cwm", "solar_open", "mellum", "afmoe", "hy_v3"):
+    if kind in ("cwm", "solar_open", "mellum", "afmoe", "hy_v3", "kolibri1", "flint", "laguna"):
         fields |= {"head_dim": 16, "num_hidden_layers": 4, "pad_token_id": None}
+    if kind == "step3p5":
+        fields |= {"head_dim": 16, "num_hidden_layers": 4, "num_sliding_attention_heads": 8, "share_expert_dim": 56}
+        fields["mlp_layer_types"] = ["dense", *("sparse",) * 3]
+        fields |= {"swiglu_limits": [0, 0, 1, 2], "swiglu_limits_shared": [1, 0, 0, 2]}
     if kind in ("granite_swa", "granitemoe_swa"):
         fields |= {"num_hidden_layers": 4, "pad_token_id": None}
-    if kind in ("cwm", "mellum", "afmoe", "granite_swa", "granitemoe_swa"):
+    if kind in ("cwm", "mellum", "afmoe", "granite_swa", "granitemoe_swa", "kolibri1", "flint", "laguna", "step3p5"):
         fields["sliding_window"] = 19
-    if kind in ("solar_open", "mellum", "afmoe", "hy_v3"):
+    if kind in ("solar_open", "mellum", "afmoe", "hy_v3", "kolibri1", "flint", "laguna", "step3p5"):
         fields |= {"num_experts_per_tok": 2, "moe_intermediate_size": 40}
-        fields["n_routed_experts" if kind == "solar_open" else "num_experts"] = 6
-    if kind == "mellum":
+        fields["n_routed_experts" if kind in ("solar_open", "step3p5") else "num_experts"] = 6
+    if kind in ("mellum", "laguna", "step3p5"):
         fields["layer_types"] = ["full_attention", "sliding_attention"] * 2
         fields["rope_parameters"] = {"full_attention": ROPES[rope], "sliding_attention": ROPES["default"]}
+    if kind in ("laguna", "step3p5"):
+        fields["rope_parameters"]["full_attention"] = {**ROPES[rope], "partial_rotary_factor": 0.5}
+    if kind == "laguna":
+        fields["num_attention_heads_per_layer"] = [4, 8, 8, 4]
+    if kind == "kolibri1":
+        # The default puts the first layer without a window after four others.
+        fields["layer_types"] = ["sliding_attention", "full_attention"] * 2
+    if kind == "flint":
+        fields |= {"num_hidden_layers": 5, "mlp_only_layers": [1]}
+    if kind in ("kolibri1", "flint", "laguna"):
+        fields["shared_expert_intermediate_size"] = 56
+    if kind == "mimo_v2_flash":
+        # A third of each head is rotated, and layers with a window have twice as many key-value heads.
+        fields |= {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4}
+        fields |= {"head_dim": 24, "v_head_dim": 16}
+        fields |= {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "sliding_window": 19}
+        fields["layer_types"] = ["full_attention", "sliding_attention"] * 2
+        ropes = {"full_attention": ROPES[rope], "sliding_attention": ROPES["default"]}
+        fields["rope_parameters"] = {name: {**each, "partial_rotary_factor": 0.334} for name, each in ropes.items()}
     if kind == "gpt_neo":
         fields |= {"num_layers": fields.pop("num_hidden_layers"), "num_heads": fields.pop("num_attention_heads")}
         fields |= {"attention_types": [[["global", "local"], 1]], "window_size": 19}
@@ -437,17 +500,24 @@ def make_model(
         fields |= {"num_experts": 8, "num_experts_per_tok": 2, "pad_token_id": None}
     if kind == "exaone_moe":
         fields |= {"moe_intermediate_size": 40, "num_hidden_layers": 4, "sliding_window": 19}
-    if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "axk1", "mistral4", "minicpm3"):
+    if kind in ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "youtu", "axk1",
+                "mistral4", "minicpm3"):  # fmt: skip
         fields |= {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8}
         fields["v_head_dim"] = 12
         fields.pop("num_key_value_heads")
-    if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "axk1", "mistral4"):
+    if kind in ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "axk1", "mistral4"):
         fields |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
         fields |= {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_hidden_layers": 3}
-    if kind in ("glm4_moe_lite", "youtu", "axk1", "mistral4", "minicpm3"):
+    if kind in ("glm4_moe_lite", "youtu", "axk1", "mistral4", "minicpm3", "deepseek_v32", "glm_moe_dsa"):
         fields["num_key_value_heads"] = 4
+    if kind in ("deepseek_v32", "glm_moe_dsa"):
+        # With few heads, many keys would have a score of 0, and transformers orders such keys in no way of its own.
+        fields |= {"index_topk": 21, "index_n_heads": 16, "index_head_dim": 12}
     if kind == "qwen2_moe":
         fields["shared_expert_intermediate_size"] = 56
+    if kind == "jetmoe":
+        fields |= {"kv_channels": 16, "num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 40}
+        fields.pop("num_attention_heads")
     if kind == "aria_text":
         fields |= {"intermediate_size": 40, "moe_num_experts": 6, "pad_token_id": None}
     if kind == "longcat_flash":
@@ -465,8 +535,23 @@ def make_model(
     if kind == "molmo2_text":
         # transformers writes the embedding in halves.
         fields |= {"head_dim": 16, "additional_vocab_size": VOCAB_SIZE}
-    if kind == "muse_glimmer_text":
+    if kind == "muse_spark_text":
+        fields |= {"num_local_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "moe_hidden_size": 48}
+        fields["mlp_layer_types"] = ["sparse", "dense", *("sparse",) * 3]
+    if kind in ("muse_glimmer_text", "muse_spark_text"):
         fields |= {"head_dim": 16, "num_hidden_layers": 5, "sliding_window": 19, "output_multiplier": 0.5}
+    if kind == "mllama_text":
+        fields |= {"num_hidden_layers": 5, "cross_attention_layers": [1, 3], "pad_token_id": None}
+    if kind == "cohere_compass_text":
+        fields |= {"num_hidden_layers": 4, "sliding_window": 19, "logit_scale": 0.25}
+        fields["layer_types"] = [*("sliding_attention",) * 3, "full_attention"]
+        fields["rope_parameters"] = {"sliding_attention": {**ROPES[rope], "mrope_section": [4, 2, 2]}}
+        fields["rope_parameters"]["full_attention"] = None
+    if kind == "chameleon":
+        names = {"<image>": 9, **{f"IMGIMG{id}Z": id for id in range(10, VOCAB_SIZE, 3)}}
+        fields |= {"vocabulary_map": names, "vq_config": _WHOLE["janus"]["vq_config"]}
+    if kind == "emu3_text":
+        fields["pad_token_id"] = 2
     if kind == "phi4_multimodal":
         fields |= {"pad_token_id": None, "vision_config": _VISION[kind], "audio_config": _AUDIO[kind]}
     fields |= overrides

@@ -8,13 +8,13 @@ import triton.language as tl
 
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .quantize import fits_a_row, quantize_rows, rounded_rows, store_rounded
-from .reference.activation import GATES, ClampedGate, ExpertGate
+from .reference.activation import GATES, ClampedGate, ExpertGate, LimitedGate
 from .reference.quantize import QuantizedRows, RowFormat
 
 
 @triton.jit
-def gated(gate, up, dtype: tl.constexpr, GELU: tl.constexpr):
-    """Return silu(gate) * up, or with GELU gelu_tanh(gate) * up, as float32 values."""
+def _activated(gate, dtype: tl.constexpr, GELU: tl.constexpr):
+    """Return silu(gate), or with GELU gelu_tanh(gate), as float32 values."""
     # Values are rounded where the unfused computation rounds them: after the linear layer and after the activation.
     gate = gate.to(dtype).to(tl.float32)
     # Both activations are x * sigmoid(f(x)). GELU's tanh form is x * (1 + tanh(u)) / 2 = x * sigmoid(2 * u), where
@@ -22,7 +22,13 @@ def gated(gate, up, dtype: tl.constexpr, GELU: tl.constexpr):
     inner = gate
     if GELU:
         inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    return (gate / (1 + tl.exp(-inner))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
+    return (gate / (1 + tl.exp(-inner))).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def gated(gate, up, dtype: tl.constexpr, GELU: tl.constexpr):
+    """Return silu(gate) * up, or with GELU gelu_tanh(gate) * up, as float32 values."""
+    return _activated(gate, dtype, GELU) * up.to(dtype).to(tl.float32)
 
 
 @triton.jit
@@ -39,6 +45,9 @@ def gate_of_expert(gate, up, dtype: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.
         gate = tl.minimum(gate.to(dtype).to(tl.float32), LIMIT, propagate_nan=tl.PropagateNan.ALL)
         up = tl.clamp(up.to(dtype).to(tl.float32), -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
         result = (up + 1) * gate / (1 + tl.exp(-ALPHA * gate))
+    elif GATE == "limited":
+        gate = tl.minimum(_activated(gate, dtype, False), LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        result = gate * tl.clamp(up.to(dtype).to(tl.float32), -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
     else:
         result = gated(gate, up, dtype, GATE == "gelu_tanh")
     return result
@@ -48,6 +57,8 @@ def gate_options(gate: ExpertGate) -> dict[str, Any]:
     """Return the kernel arguments that describe the gate of experts."""
     if isinstance(gate, ClampedGate):
         return {"GATE": "clamped", "ALPHA": gate.alpha, "LIMIT": gate.limit}
+    if isinstance(gate, LimitedGate):
+        return {"GATE": "limited", "ALPHA": 1.0, "LIMIT": gate.limit}
     assert gate in GATES, gate
     return {"GATE": gate, "ALPHA": 1.0, "LIMIT": 0.0}
 

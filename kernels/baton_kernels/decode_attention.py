@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .decode_parts import TILE_KEYS, DecodeParts
+from .decode_parts import TILE_KEYS, DecodeParts, load_part
 from .e4m3 import WEIGHT_SCALE, columns_of_pairs, query_for_codes
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .reference.paged_attention import AttentionVariant
@@ -22,7 +22,7 @@ from .windows import oldest_key
 _TILE, _TALL_TILE, _TALLEST_TILE = (64, 2, 3), (32, 4, 3), (16, 4, 2)
 # For heads of up to 128 codes of 8 bits. Such a tile has as many bytes, and more warps to decode them.
 _CODES_TILE = (128, 4, 2)
-# Values of partial results that a program of the decode kernel holds at a time while it joins parts.
+# Elements of partial results that a program of the decode kernel holds at a time while it joins parts.
 _JOIN_VALUES = 2048
 # In steps of at most this many sequences, a separate kernel merges the parts, and its programs read _PARTS_AT_ONCE at a
 # time.
@@ -36,8 +36,9 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 def _decode_kernel(
     q, keys, values, tables, plan, arrivals, alibi, sinks, scales, out, partial, logsums,
     scale, softcap, table_stride, slots,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr, GROUP: tl.constexpr, BLOCK_GROUP: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    BLOCK_VALUE: tl.constexpr, PAGE: tl.constexpr, HEAD_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_GROUP: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
     JOIN: tl.constexpr, JOIN_GROUP: tl.constexpr, JOIN_PARTS: tl.constexpr,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
     CODES: tl.constexpr, ON_GPU: tl.constexpr, OVERLAP: tl.constexpr,
@@ -45,12 +46,7 @@ def _decode_kernel(
     let_next_start(OVERLAP)
     slot, kv_head = tl.program_id(0), tl.program_id(1)
     wait_for_inputs(OVERLAP)
-    # All loads are issued before the check of `sequence`: waiting for its result first would double the latency.
-    sequence = tl.load(plan + slot)
-    part = tl.load(plan + slots + slot)
-    parts = tl.load(plan + 2 * slots + slot)
-    length = tl.load(plan + 3 * slots + slot)
-    row = tl.load(plan + 4 * slots + slot)
+    sequence, part, parts, length, row = load_part(plan, slot, slots)
     if sequence < 0:
         return
     table = tables + row.to(tl.int64) * table_stride
@@ -67,8 +63,9 @@ def _decode_kernel(
     column = tl.arange(0, BLOCK_DIM)
     whole = column < DIM
     q_at = (sequence.to(tl.int64) * HEADS + head[:, None]) * DIM + column[None, :]
-    real = (member < GROUP)[:, None] & whole[None, :]
-    query = tl.load(q + q_at, mask=real, other=0.0)
+    query = tl.load(q + q_at, mask=(member < GROUP)[:, None] & whole[None, :], other=0.0)
+    value_column = tl.arange(0, BLOCK_VALUE)
+    whole_value = value_column < VALUE_DIM
     if ALIBI:
         slope = tl.load(alibi + head, mask=member < GROUP, other=0.0)
     if CODES:
@@ -84,11 +81,11 @@ def _decode_kernel(
         total = tl.where(part == 0, 1.0, total)
     if CODES:
         # The sums of even and of odd columns.
-        acc = tl.zeros([BLOCK_GROUP, BLOCK_DIM // 2], tl.float32)
-        odd_acc = tl.zeros([BLOCK_GROUP, BLOCK_DIM // 2], tl.float32)
-        pair = tl.arange(0, BLOCK_DIM // 2)
+        acc = tl.zeros([BLOCK_GROUP, BLOCK_VALUE // 2], tl.float32)
+        odd_acc = tl.zeros([BLOCK_GROUP, BLOCK_VALUE // 2], tl.float32)
+        pair = tl.arange(0, BLOCK_VALUE // 2)
     else:
-        acc = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
+        acc = tl.zeros([BLOCK_GROUP, BLOCK_VALUE], tl.float32)
     for tile in range(first, last, KEYS):
         key = tile + tl.arange(0, KEYS)
         # Cache slots that the query does not see may hold NaN, and 0 * NaN is NaN, so they are not loaded.
@@ -100,8 +97,9 @@ def _decode_kernel(
         else:
             page = tl.load(table + key // PAGE, mask=seen, other=0).to(tl.int64)
         head_at = (page * PAGE + key % PAGE) * KV_HEADS + kv_head
-        at = head_at * HEAD_STRIDE
-        k = tl.load(keys + at[None, :] + column[:, None], mask=seen[None, :] & whole[:, None], other=0.0)
+        k = tl.load(
+            keys + (head_at * HEAD_STRIDE)[None, :] + column[:, None], mask=seen[None, :] & whole[:, None], other=0.0
+        )
         if CODES:
             k = k.to(query.dtype)
         scores = tl.dot(query, k, input_precision="ieee") * scale
@@ -118,26 +116,29 @@ def _decode_kernel(
         weights = tl.exp2(scores - base[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
         if CODES:
-            pair_at = (head_at * (DIM // 2))[:, None] + pair[None, :]
-            pairs = tl.load(values + pair_at, mask=seen[:, None] & (pair < DIM // 2)[None, :], other=0)
+            pair_at = (head_at * (VALUE_DIM // 2))[:, None] + pair[None, :]
+            pairs = tl.load(values + pair_at, mask=seen[:, None] & (pair < VALUE_DIM // 2)[None, :], other=0)
             even, odd = columns_of_pairs(pairs, query.dtype, ON_GPU)
             weights = (weights * WEIGHT_SCALE).to(even.dtype)
             acc = acc * shrink[:, None] + tl.dot(weights, even, input_precision="ieee")
             odd_acc = odd_acc * shrink[:, None] + tl.dot(weights, odd, input_precision="ieee")
         else:
-            v = tl.load(values + at[:, None] + column[None, :], mask=seen[:, None] & whole[None, :], other=0.0)
+            v_at = (head_at * VALUE_STRIDE)[:, None] + value_column[None, :]
+            v = tl.load(values + v_at, mask=seen[:, None] & whole_value[None, :], other=0.0)
             acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         peak = new_peak
 
     if CODES:
-        acc = tl.join(acc, odd_acc).reshape([BLOCK_GROUP, BLOCK_DIM]) * value_scale
+        acc = tl.join(acc, odd_acc).reshape([BLOCK_GROUP, BLOCK_VALUE]) * value_scale
+    real = (member < GROUP)[:, None] & whole_value[None, :]
     if parts == 1:
-        tl.store(out + q_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
+        out_at = (sequence.to(tl.int64) * HEADS + head[:, None]) * VALUE_DIM + value_column[None, :]
+        tl.store(out + out_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
         return
     # A window may leave fewer tiles than the sequence has parts, so that a part has no key.
     safe = tl.where(total == 0.0, 1.0, total)
     to = slot.to(tl.int64) * HEADS + head
-    tl.store(partial + to[:, None] * DIM + column[None, :], acc / safe[:, None], mask=real)
+    tl.store(partial + to[:, None] * VALUE_DIM + value_column[None, :], acc / safe[:, None], mask=real)
     tl.store(logsums + to, tl.where(total == 0.0, float("-inf"), peak + tl.log2(safe)), mask=member < GROUP)
     if not JOIN:
         return
@@ -153,7 +154,7 @@ def _decode_kernel(
         in_group = joins < GROUP
         top = tl.full([JOIN_GROUP], float("-inf"), tl.float32)
         weight_sum = tl.zeros([JOIN_GROUP], tl.float32)
-        joined = tl.zeros([JOIN_GROUP, BLOCK_DIM], tl.float32)
+        joined = tl.zeros([JOIN_GROUP, BLOCK_VALUE], tl.float32)
         for first_other in range(0, parts, JOIN_PARTS):
             other = first_other + tl.arange(0, JOIN_PARTS)
             # [JOIN_GROUP, JOIN_PARTS]
@@ -165,17 +166,17 @@ def _decode_kernel(
             shrink = tl.exp2(top - base)
             weight = tl.exp2(logsum - base[:, None])
             results = tl.load(
-                partial + where[:, :, None] * DIM + column[None, None, :],
-                mask=there[:, :, None] & whole[None, None, :], other=0.0, cache_modifier=".cg",
+                partial + where[:, :, None] * VALUE_DIM + value_column[None, None, :],
+                mask=there[:, :, None] & whole_value[None, None, :], other=0.0, cache_modifier=".cg",
             )  # fmt: skip
             joined = joined * shrink[:, None] + tl.sum(results * weight[:, :, None], axis=1)
             weight_sum = weight_sum * shrink + tl.sum(weight, axis=1)
             top = new_top
-        out_at = (sequence.to(tl.int64) * HEADS + kv_head * GROUP + joins)[:, None] * DIM + column[None, :]
+        first_out = (sequence.to(tl.int64) * HEADS + kv_head * GROUP + joins)[:, None] * VALUE_DIM
         tl.store(
-            out + out_at,
+            out + first_out + value_column[None, :],
             (joined / weight_sum[:, None]).to(out.dtype.element_ty),
-            mask=in_group[:, None] & whole[None, :],
+            mask=in_group[:, None] & whole_value[None, :],
         )
 
 
@@ -232,40 +233,42 @@ def decode_attention(
 
     q: [S, heads, head_dim]; q and scales are contiguous. keys, values: contiguous, except that there may be gaps
     between heads. tables: [rows, most blocks] int32. parts: the parts of the sequences, with the length of each
-    sequence and its row of tables. out: [S, heads, head_dim], contiguous, receives the results of sequences with
+    sequence and its row of tables. out: [S, heads, dim of values], contiguous, receives the results of sequences with
     tokens; None = a new tensor. keys_at_once: the keys of a tile, a power of two. 0 = choose this and the arguments
     after it.
     """
     sequences, heads, dim = q.shape
-    page, kv_heads = keys.shape[1:3]
+    (page, kv_heads), value_dim = keys.shape[1:3], values.shape[3]
     group = heads // kv_heads
     if out is None:
-        out = torch.empty_like(q)
+        out = q.new_empty(sequences, heads, value_dim)
     slots = parts.plan.shape[1]
-    partial = q.new_empty((slots, heads, dim), dtype=torch.float32)
+    partial = q.new_empty((slots, heads, value_dim), dtype=torch.float32)
     logsums = q.new_empty((slots, heads), dtype=torch.float32)
-    block_dim = triton.next_power_of_2(dim)
+    block_dim, block_value = triton.next_power_of_2(dim), triton.next_power_of_2(value_dim)
+    widest = max(block_dim, block_value)
     join_group = min(triton.next_power_of_2(group), 8)
     short = _TILE if scales is None else _CODES_TILE
-    chosen = short if block_dim <= 128 else _TALL_TILE if block_dim <= 256 else _TALLEST_TILE
+    chosen = short if widest <= 128 else _TALL_TILE if widest <= 256 else _TALLEST_TILE
     separate_join = sequences <= SEPARATE_JOIN_SEQUENCES
+    value_stride = values.stride(1) // kv_heads
     if scales is not None:
         values = values.view(torch.int16)
     _decode_kernel[(slots, kv_heads)](
         q, keys, values, tables, parts.plan, parts.arrivals, q if variant.alibi is None else variant.alibi,
         q if variant.sinks is None else variant.sinks, q if scales is None else scales, out, partial, logsums,
         variant.scale, variant.softcap, tables.stride(0), slots,
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, PAGE=page,
-        HEAD_STRIDE=keys.stride(1) // kv_heads, GROUP=group, BLOCK_GROUP=max(16, triton.next_power_of_2(group)),
-        TILE=TILE_KEYS, KEYS=keys_at_once or chosen[0],
-        JOIN=not separate_join, JOIN_GROUP=join_group, JOIN_PARTS=max(_JOIN_VALUES // (join_group * block_dim), 2),
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, VALUE_DIM=value_dim, BLOCK_VALUE=block_value,
+        PAGE=page, HEAD_STRIDE=keys.stride(1) // kv_heads, VALUE_STRIDE=value_stride,
+        GROUP=group, BLOCK_GROUP=max(16, triton.next_power_of_2(group)), TILE=TILE_KEYS, KEYS=keys_at_once or chosen[0],
+        JOIN=not separate_join, JOIN_GROUP=join_group, JOIN_PARTS=max(_JOIN_VALUES // (join_group * block_value), 2),
         WINDOW=variant.window, CHUNKED=variant.chunked, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
         SINKS=variant.sinks is not None, CODES=scales is not None, ON_GPU=q.is_cuda,
         num_warps=num_warps or chosen[1], num_stages=num_stages or chosen[2], **overlap_options(q.device),
     )  # fmt: skip
     if separate_join:
         _join_kernel[(sequences, heads)](
-            partial, logsums, parts.spans, out, sequences, HEADS=heads, DIM=dim, BLOCK_DIM=block_dim,
+            partial, logsums, parts.spans, out, sequences, HEADS=heads, DIM=value_dim, BLOCK_DIM=block_value,
             BLOCK_PARTS=_PARTS_AT_ONCE, num_warps=1, **overlap_options(q.device),
         )  # fmt: skip
     return out

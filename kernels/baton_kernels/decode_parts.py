@@ -87,6 +87,20 @@ def _parts_kernel(
             before += tl.sum(parts, axis=0)
 
 
+@triton.jit
+def load_part(plan, slot, slots):
+    """Return the fields of one entry of a plan: SEQUENCE, PART, PARTS, LENGTH, ROW.
+
+    A kernel checks the first field after this call and not before: waiting for it alone would double the latency.
+    """
+    sequence = tl.load(plan + slot)
+    part = tl.load(plan + slots + slot)
+    parts = tl.load(plan + 2 * slots + slot)
+    length = tl.load(plan + 3 * slots + slot)
+    row = tl.load(plan + 4 * slots + slot)
+    return sequence, part, parts, length, row
+
+
 def plan_parts(lengths: torch.Tensor, rows: torch.Tensor, capacity: int, arrivals: torch.Tensor) -> DecodeParts:
     """Return the parts of the sequences of a step.
 

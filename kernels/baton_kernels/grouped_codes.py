@@ -134,9 +134,8 @@ def _load_inputs(
 
 
 @triton.jit
-def decode(words, scale, zero, table, KIND: tl.constexpr, FOUR: tl.constexpr):
-    """Return the values of the four codes of words, in float32, without their scales. scale and zero broadcast to
-    words."""
+def decode(words, zero, table, KIND: tl.constexpr, FOUR: tl.constexpr):
+    """Return the values of the four codes of words, in float32, without their scales. zero broadcasts to words."""
     codes = words.to(tl.int32)
     if FOUR:
         one, two = _values(codes & 15, zero, table, KIND), _values((codes >> 4) & 15, zero, table, KIND)
@@ -163,7 +162,7 @@ def _numbers(
     words = words.reshape(outputs, units // together, together, size)
     scale = scale.reshape(outputs, units // together, together)[:, :, :, None]
     zero = zero.reshape(outputs, units // together, together)[:, :, :, None]
-    one, two, three, four = decode(words, scale, zero, table, KIND, FOUR)
+    one, two, three, four = decode(words, zero, table, KIND, FOUR)
     second = zero if BESIDE == "factors" else scale
     one, two, three, four = one * scale, two * scale, three * second, four * second
     numbers = one
@@ -176,7 +175,7 @@ def _numbers(
 def _add_units(
     acc, values, words, scale, zero, table, KIND: tl.constexpr, FOUR: tl.constexpr, BESIDE: tl.constexpr,
 ):  # fmt: skip
-    """Return acc [outputs, rows] and the product of inputs with units of the weights.
+    """Return acc [outputs, rows] plus the product of inputs with units of the weights.
 
     values, words, scale, zero: as _load_inputs, load_codes and load_scales return them.
     """

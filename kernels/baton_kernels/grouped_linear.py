@@ -68,7 +68,7 @@ def _row_sums(
         second = zero if BESIDE == "factors" else scale
         at = x + columns_of(first, UNITS, UNIT, FOUR)
         known = (first + tl.arange(0, UNITS) < units)[:, None]
-        w1, w2, w3, w4 = decode(words, scale, zero, table, KIND, FOUR)
+        w1, w2, w3, w4 = decode(words, zero, table, KIND, FOUR)
         product = w1 * tl.load(at, mask=known, other=0.0).to(tl.float32)[None, :, :]
         if FOUR:
             product += w2 * tl.load(at + 8, mask=known, other=0.0).to(tl.float32)[None, :, :]

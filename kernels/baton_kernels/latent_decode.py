@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .decode_parts import TILE_KEYS, DecodeParts
+from .decode_parts import TILE_KEYS, DecodeParts, load_part
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 
 # The most rows of a tile in 16 bits. For 128 heads there are two programs, which share the latents in the L2 cache.
@@ -35,12 +35,7 @@ def _latent_decode_kernel(
     let_next_start(OVERLAP)
     slot = tl.program_id(0)
     wait_for_inputs(OVERLAP)
-    # All loads are issued before the check of `group`: waiting for its result first would double the latency.
-    group = tl.load(plan + slot)
-    part = tl.load(plan + slots + slot)
-    parts = tl.load(plan + 2 * slots + slot)
-    length = tl.load(plan + 3 * slots + slot)
-    table_row = tl.load(plan + 4 * slots + slot)
+    group, part, parts, length, table_row = load_part(plan, slot, slots)
     if group < 0:
         return
     query, count = group, 1

@@ -25,8 +25,9 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 def _attend(
     acc, peak, total, query, position, oldest, begin, end, gap_begin, gap, keys, values, table,
     slope, scale, softcap, kv_head,
-    KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    BLOCK_VALUE: tl.constexpr, PAGE: tl.constexpr, HEAD_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, CODES: tl.constexpr,
     WHOLE: tl.constexpr, MASKED: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
@@ -37,8 +38,8 @@ def _attend(
     the number of keys left out; multiples of BLOCK_KEYS. These three are read with MASKED and WINDOW only.
     WHOLE: keys and values are descriptors that load a whole block, from the block's first row and the head's column.
     """
-    column = tl.arange(0, BLOCK_DIM)
-    whole = column < DIM
+    column, value_column = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_VALUE)
+    whole, whole_value = column < DIM, value_column < VALUE_DIM
     for at_key in range(begin, end - gap, BLOCK_KEYS):
         first = at_key
         if WINDOW > 0 and MASKED:
@@ -56,8 +57,9 @@ def _attend(
             k = tl.trans(k)
         else:
             page = tl.load(table + key // PAGE, mask=known, other=0).to(tl.int64)
-            at = ((page * PAGE + key % PAGE) * KV_HEADS + kv_head) * HEAD_STRIDE
-            k = tl.load(keys + at[None, :] + column[:, None], mask=known[None, :] & whole[:, None], other=0.0)
+            head_at = (page * PAGE + key % PAGE) * KV_HEADS + kv_head
+            k_at = (head_at * HEAD_STRIDE)[None, :] + column[:, None]
+            k = tl.load(keys + k_at, mask=known[None, :] & whole[:, None], other=0.0)
             if CODES:
                 k = k.to(query.dtype)
         scores = tl.dot(query, k, input_precision="ieee")
@@ -81,14 +83,15 @@ def _attend(
         weights = tl.exp2(scores - base[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
         if WHOLE:
-            # Columns beyond DIM belong to the next head. They only affect columns of acc that are not stored.
-            v = values.load([page_row, kv_head * HEAD_STRIDE])
+            # Columns beyond VALUE_DIM belong to the next head. They only affect columns of acc that are not stored.
+            v = values.load([page_row, kv_head * VALUE_STRIDE])
             if CODES:
                 v = v.to(query.dtype)
             if MASKED:
                 v = tl.where(known[:, None], v, 0.0)
         else:
-            v = tl.load(values + at[:, None] + column[None, :], mask=known[:, None] & whole[None, :], other=0.0)
+            v_at = (head_at * VALUE_STRIDE)[:, None] + value_column[None, :]
+            v = tl.load(values + v_at, mask=known[:, None] & whole_value[None, :], other=0.0)
             if CODES:
                 v = v.to(query.dtype)
         acc = acc * shrink[:, None]
@@ -104,8 +107,9 @@ def _attend(
 def _prefill_kernel(
     q, keys, values, tables, lengths, starts, tile_sequences, tile_starts, alibi, sinks, scales, out,
     cuts, partial, logsums, scale, softcap, table_stride,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    BLOCK_VALUE: tl.constexpr, PAGE: tl.constexpr, HEAD_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
     CODES: tl.constexpr, WHOLE: tl.constexpr, UNIFORM: tl.constexpr, CUT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -124,8 +128,7 @@ def _prefill_kernel(
     position = length - end_row + row
     column = tl.arange(0, BLOCK_DIM)
     q_at = (row.to(tl.int64)[:, None] * HEADS + head) * DIM + column[None, :]
-    inside = real[:, None] & (column < DIM)[None, :]
-    query = tl.load(q + q_at, mask=inside, other=0.0)
+    query = tl.load(q + q_at, mask=real[:, None] & (column < DIM)[None, :], other=0.0)
     slope = 0.0
     if ALIBI:
         slope = tl.load(alibi + head)
@@ -149,7 +152,7 @@ def _prefill_kernel(
         # The sink counts once, in the first part.
         peak = tl.where(part == 0, peak, float("-inf"))
         total = tl.where(part == 0, total, 0.0)
-    acc = tl.zeros([BLOCK_QUERIES, BLOCK_DIM], tl.float32)
+    acc = tl.zeros([BLOCK_QUERIES, BLOCK_VALUE], tl.float32)
     # All queries of the tile see the keys [inner, middle), which need no mask: none is newer than the first query, and
     # all are inside the window of the last one.
     begin, inner, middle, oldest = 0, 0, 0, 0
@@ -173,14 +176,14 @@ def _prefill_kernel(
         acc, peak, total = _attend(
             acc, peak, total, query, position, 0, inner, middle, 0, 0, keys, values, table,
             slope, scale, softcap, kv_head,
-            KV_HEADS, DIM, BLOCK_DIM, PAGE, HEAD_STRIDE, BLOCK_KEYS,
+            KV_HEADS, DIM, BLOCK_DIM, VALUE_DIM, BLOCK_VALUE, PAGE, HEAD_STRIDE, VALUE_STRIDE, BLOCK_KEYS,
             WINDOW, CHUNKED, SOFTCAP, ALIBI, CODES, WHOLE, False, CUT,
         )  # fmt: skip
     gap = middle - inner if WINDOW > 0 else 0
     acc, peak, total = _attend(
         acc, peak, total, query, position, oldest, begin if WINDOW > 0 else middle, end, inner, gap,
         keys, values, table, slope, scale, softcap, kv_head,
-        KV_HEADS, DIM, BLOCK_DIM, PAGE, HEAD_STRIDE, BLOCK_KEYS,
+        KV_HEADS, DIM, BLOCK_DIM, VALUE_DIM, BLOCK_VALUE, PAGE, HEAD_STRIDE, VALUE_STRIDE, BLOCK_KEYS,
         WINDOW, CHUNKED, SOFTCAP, ALIBI, CODES, WHOLE, True, CUT,
     )  # fmt: skip
     blind = total == 0.0
@@ -188,19 +191,23 @@ def _prefill_kernel(
     if CODES:
         acc *= value_scale
     result = acc / total[:, None]
+    value_column = tl.arange(0, BLOCK_VALUE)
+    out_at = (row.to(tl.int64)[:, None] * HEADS + head) * VALUE_DIM + value_column[None, :]
+    inside = real[:, None] & (value_column < VALUE_DIM)[None, :]
     if CUT:
         at = (slot.to(tl.int64) * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)) * HEADS + head
         logsum = tl.where(blind, float("-inf"), peak + tl.log2(total))
         tl.store(logsums + at, logsum, mask=real & (parts > 1))
-        tl.store(partial + at[:, None] * DIM + column[None, :], result, mask=inside & (parts > 1))
+        tl.store(partial + at[:, None] * VALUE_DIM + value_column[None, :], result, mask=inside & (parts > 1))
         inside = inside & (parts == 1)
-    tl.store(out + q_at, result.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + out_at, result.to(out.dtype.element_ty), mask=inside)
 
 
 def queries_per_tile(head_dim: int, element_size: int, shared_memory: int) -> int:
     """Return the block_queries that is fastest for many queries.
 
-    element_size: in bytes. shared_memory: bytes that a program can have.
+    head_dim: of keys or of values, whichever is larger. element_size: in bytes. shared_memory: bytes that a program can
+    have.
     """
     if head_dim > 256 and element_size == 4:
         return 32
@@ -252,33 +259,39 @@ def prefill_attention(
     differently.
     """
     heads, dim = q.shape[1:]
-    page, kv_heads = keys.shape[1:3]
-    block_dim = triton.next_power_of_2(dim)
+    (page, kv_heads), value_dim = keys.shape[1:3], values.shape[3]
+    block_dim, block_value = triton.next_power_of_2(dim), triton.next_power_of_2(value_dim)
+    widest = max(block_dim, block_value)
     if out is None:
-        out = torch.empty_like(q)
+        out = q.new_empty(len(q), heads, value_dim)
     # For wider heads, the queries and two tiles each of keys and values would not fit into shared memory.
-    block_keys = block_keys or (64 if block_dim <= 256 else 64 // q.element_size())
-    width = keys.stride(1)
-    whole = page == block_keys and block_dim <= 256 and q.element_size() == 2 and width * keys.element_size() % 16 == 0
+    block_keys = block_keys or (64 if widest <= 256 else 64 // q.element_size())
+    widths = [cache.stride(1) for cache in (keys, values)]
+    strides = [width // kv_heads for width in widths]
+    aligned = all(width * keys.element_size() % 16 == 0 for width in widths)
+    # A tile may have more columns than a key. The queries are 0 there, but numbers in gaps between heads may be NaN.
+    finite = block_dim == dim or strides[0] == dim
+    whole = page == block_keys and widest <= 256 and q.element_size() == 2 and aligned and finite
     if whole:
         rows = keys.shape[0] * page
         keys, values = (
-            TensorDescriptor(cache, [rows, width], [width, 1], [page, block_dim]) for cache in (keys, values)
+            TensorDescriptor(cache, [rows, width], [width, 1], [page, block])
+            for cache, width, block in zip((keys, values), widths, (block_dim, block_value), strict=True)
         )
     partial = logsums = q
     if cuts is not None:
-        partial = q.new_empty((cuts.slots, block_queries, heads, dim), dtype=torch.float32)
+        partial = q.new_empty((cuts.slots, block_queries, heads, value_dim), dtype=torch.float32)
         logsums = q.new_empty((cuts.slots, block_queries, heads), dtype=torch.float32)
     _prefill_kernel[(heads, len(tiles[0]))](
         q, keys, values, tables, lengths, starts, *tiles, q if variant.alibi is None else variant.alibi,
         q if variant.sinks is None else variant.sinks, q if scales is None else scales, out,
         q if cuts is None else cuts.tiles, partial, logsums, variant.scale, variant.softcap, tables.stride(0),
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, PAGE=page,
-        HEAD_STRIDE=width // kv_heads, BLOCK_QUERIES=block_queries, BLOCK_KEYS=block_keys, WHOLE=whole,
-        UNIFORM=uniform, CUT=cuts is not None,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, VALUE_DIM=value_dim, BLOCK_VALUE=block_value,
+        PAGE=page, HEAD_STRIDE=strides[0], VALUE_STRIDE=strides[1], BLOCK_QUERIES=block_queries, BLOCK_KEYS=block_keys,
+        WHOLE=whole, UNIFORM=uniform, CUT=cuts is not None,
         WINDOW=variant.window, CHUNKED=variant.chunked, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
         SINKS=variant.sinks is not None, CODES=scales is not None,
-        num_warps=8 if block_queries * block_dim > 128 * 128 else 4, num_stages=num_stages, **overlap_options(q.device),
+        num_warps=8 if block_queries * widest > 128 * 128 else 4, num_stages=num_stages, **overlap_options(q.device),
     )  # fmt: skip
     if cuts is not None:
         join_parts(partial, logsums, cuts, tiles, starts, out)

@@ -126,10 +126,10 @@ def join_parts(
     starts: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Merge the results of parts into those rows of out, [T, heads, head_dim], whose tiles are cut.
+    """Merge the results of parts into those rows of out, [T, heads, dim of values], whose tiles are cut.
 
-    partial: [slots, queries of a tile, heads, head_dim] float32. logsums: [slots, queries of a tile, heads] float32,
-    the logarithm to base 2 of each softmax's sum, -inf for queries that see no key of the part.
+    partial: [slots, queries of a tile, heads, dim of values] float32. logsums: [slots, queries of a tile, heads]
+    float32, the logarithm to base 2 of each softmax's sum, -inf for queries that see no key of the part.
     """
     block_queries, heads, dim = partial.shape[1:]
     _join_kernel[(len(cuts.joins), block_queries // _JOINED_ROWS, heads)](

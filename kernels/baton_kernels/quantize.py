@@ -154,7 +154,7 @@ def rounded_rows(
     operands = (
         codes, scales, codes if zeros is None else zeros, scales if scale is None else scale,
         scales if zero is None else zero, columns, groups, *scales.stride(), form.most or float("inf"), ZERO_SCALE,
-        127.5 if integers else E4M3_MOST,
+        form.steps if integers else E4M3_MOST,
     )  # fmt: skip
     flags = {
         "GROUPS": triton.next_power_of_2(groups), "GROUP": lanes, "COLUMNS_PER_GROUP": group, "INTEGERS": integers,

@@ -2,7 +2,7 @@
 
 Rotary embeddings after Su et al., "RoFormer" (2021); dimension i of a head pairs with i + head_dim / 2. Optionally each
 query and key head is RMS-normed first (Qwen3). Models with other position encodings skip the rotation (BLOOM). A cache
-in FP8 gets codes (reference/kv_codes.py).
+in FP8 gets codes (reference/kv_codes.py). Values may have another size than keys (MiMo-V2-Flash).
 """
 
 import torch
@@ -17,8 +17,8 @@ from .overlap import let_next_start, overlap_options, wait_for_inputs
 @triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _rope_and_cache_kernel(
     qkv, cos, sin, positions, slots, keys, values, q_out, q_norm, k_norm, inverses, eps,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, HEAD_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr,
     NORM: tl.constexpr, ROTATE: tl.constexpr, CODES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
@@ -28,11 +28,14 @@ def _rope_and_cache_kernel(
     is_q = head < HEADS
     is_k = (head >= HEADS) & (head < HEADS + KV_HEADS)
     is_v = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
-    inside = (head < HEADS + 2 * KV_HEADS)[:, None] & (column < DIM // 2)[None, :]
-    at = (token * (HEADS + 2 * KV_HEADS) + head[:, None]) * DIM + column[None, :]
+    middle = tl.where(is_v, VALUE_DIM // 2, DIM // 2)[:, None]
+    inside = (head < HEADS + 2 * KV_HEADS)[:, None] & (column[None, :] < middle)
+    value_head = head - HEADS - KV_HEADS
+    in_row = head * DIM + tl.where(is_v, value_head * (VALUE_DIM - DIM), 0)
+    at = token * ((HEADS + KV_HEADS) * DIM + KV_HEADS * VALUE_DIM) + in_row[:, None] + column[None, :]
     wait_for_inputs(OVERLAP)
     first = tl.load(qkv + at, mask=inside, other=0.0)
-    second = tl.load(qkv + at + DIM // 2, mask=inside, other=0.0)
+    second = tl.load(qkv + at + middle, mask=inside, other=0.0)
     dtype = first.dtype
     first, second = first.to(tl.float32), second.to(tl.float32)
     if NORM:
@@ -67,9 +70,9 @@ def _rope_and_cache_kernel(
     k_at = (slot * KV_HEADS + head[:, None] - HEADS) * HEAD_STRIDE + column[None, :]
     tl.store(keys + k_at, rotated_first, mask=written & is_k[:, None])
     tl.store(keys + k_at + DIM // 2, rotated_second, mask=written & is_k[:, None])
-    v_at = (slot * KV_HEADS + head[:, None] - HEADS - KV_HEADS) * HEAD_STRIDE + column[None, :]
+    v_at = (slot * KV_HEADS + value_head[:, None]) * VALUE_STRIDE + column[None, :]
     tl.store(values + v_at, rotated_first, mask=written & is_v[:, None])
-    tl.store(values + v_at + DIM // 2, rotated_second, mask=written & is_v[:, None])
+    tl.store(values + v_at + VALUE_DIM // 2, rotated_second, mask=written & is_v[:, None])
 
 
 def rope_and_cache(
@@ -87,7 +90,7 @@ def rope_and_cache(
 ) -> torch.Tensor:
     """Compute rope_and_cache_reference. qkv, keys, values, out and inverses must be contiguous, but heads of keys and
     values may be apart. Keys and values without heads only say whether the cache has codes."""
-    kv_heads, dim = keys.shape[2:]
+    (kv_heads, dim), value_dim = keys.shape[2:], values.shape[3]
     tokens, heads = qkv.shape[0], num_heads + 2 * kv_heads
     if out is None:
         out = qkv.new_empty(tokens, num_heads, dim)
@@ -97,8 +100,9 @@ def rope_and_cache(
     _rope_and_cache_kernel[(tokens, triton.cdiv(heads, block))](
         qkv, cos, sin, positions, slots, keys, values, out, q_norm, k_norm,
         qkv if inverses is None else inverses, eps,
-        HEADS=num_heads, KV_HEADS=kv_heads, DIM=dim, HALF=triton.next_power_of_2(dim // 2), BLOCK_HEADS=block,
-        HEAD_STRIDE=keys.stride(1) // max(kv_heads, 1),
+        HEADS=num_heads, KV_HEADS=kv_heads, DIM=dim, VALUE_DIM=value_dim,
+        HALF=triton.next_power_of_2(max(dim, value_dim) // 2), BLOCK_HEADS=block,
+        HEAD_STRIDE=keys.stride(1) // max(kv_heads, 1), VALUE_STRIDE=values.stride(1) // max(kv_heads, 1),
         NORM=norms is not None, ROTATE=rotary is not None, CODES=inverses is not None,
         num_warps=4 if block == 8 else 1, **overlap_options(qkv.device),
     )  # fmt: skip

@@ -41,20 +41,30 @@ def _flipped(bits):
 
 
 @triton.jit
+def _logits(at, mask, CAP: tl.constexpr):
+    """Return logits, -inf outside the mask."""
+    logits = tl.load(at, mask=mask, other=float("-inf"), cache_modifier=".cg")
+    if CAP > 0:
+        # tanh through exp: cap * (1 - 2 / (e^2x + 1)).
+        logits = tl.where(mask, CAP * (1 - 2 / (tl.exp(logits * (2 / CAP)) + 1)), float("-inf"))
+    return logits
+
+
+@triton.jit
 def _choose(
     logits, correction, scales, weights, experts, scale, EXPERTS: tl.constexpr, GROUPS: tl.constexpr,
     SIZE: tl.constexpr, BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNT: tl.constexpr,
     BLOCK_COUNT: tl.constexpr, USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr,
-    NORMALIZE: tl.constexpr, NEAR: tl.constexpr, CORRECTED: tl.constexpr, SCALED: tl.constexpr,
-    OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr,
+    NORMALIZE: tl.constexpr, NEAR: tl.constexpr, CORRECTED: tl.constexpr, LOGITS: tl.constexpr, CAP: tl.constexpr,
+    SCALED: tl.constexpr, OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr,
 ):  # fmt: skip
     """Choose the experts of one token. logits, weights and experts point to those of the token."""
     member = tl.arange(0, BLOCK_SIZE)[None, :]
     real = (tl.arange(0, BLOCK_GROUPS) < GROUPS)[:, None] & (member < SIZE)
     expert = tl.where(real, tl.arange(0, BLOCK_GROUPS)[:, None] * SIZE + member, EXPERTS)
-    scores = tl.load(logits + expert, mask=real, other=float("-inf"), cache_modifier=".cg")
+    scores = _logits(logits + expert, real, CAP)
     # Sigmoids of large logits are equal in float32, so the logits are compared where no correction is added.
-    PLAIN: tl.constexpr = SIGMOID and not CORRECTED and USED == GROUPS
+    PLAIN: tl.constexpr = SIGMOID and (LOGITS or (not CORRECTED and USED == GROUPS))
     if SIGMOID and not PLAIN:
         scores = 1 / (1 + tl.exp(-scores))
     elif not SIGMOID and NEAR == 0:
@@ -100,10 +110,10 @@ def _choose(
     weight = _flipped((found >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
     if NEAR > 0:
         weight = shares
-    elif PLAIN:
-        weight = 1 / (1 + tl.exp(-weight))
+    elif PLAIN and not CORRECTED:
+        weight = tl.where(choice < COUNT, 1 / (1 + tl.exp(-weight)), 0.0)
     elif CORRECTED:
-        weight = tl.load(logits + chosen, mask=choice < COUNT, other=float("-inf"), cache_modifier=".cg")
+        weight = _logits(logits + chosen, choice < COUNT, CAP)
         if SIGMOID:
             weight = 1 / (1 + tl.exp(-weight))
         else:
@@ -123,8 +133,8 @@ def _choose_experts_kernel(
     logits, correction, scales, weights, experts, scale, EXPERTS: tl.constexpr, GROUPS: tl.constexpr,
     SIZE: tl.constexpr, BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNT: tl.constexpr,
     BLOCK_COUNT: tl.constexpr, USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr,
-    NORMALIZE: tl.constexpr, NEAR: tl.constexpr, CORRECTED: tl.constexpr, SCALED: tl.constexpr,
-    OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr, OVERLAP: tl.constexpr,
+    NORMALIZE: tl.constexpr, NEAR: tl.constexpr, CORRECTED: tl.constexpr, LOGITS: tl.constexpr, CAP: tl.constexpr,
+    SCALED: tl.constexpr, OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
@@ -132,7 +142,7 @@ def _choose_experts_kernel(
     _choose(
         logits + token * EXPERTS, correction, scales, weights + token * COUNT, experts + token * COUNT, scale,
         EXPERTS, GROUPS, SIZE, BLOCK_GROUPS, BLOCK_SIZE, COUNT, BLOCK_COUNT, USED, GROUP_BEST, SIGMOID, NORMALIZE,
-        NEAR, CORRECTED, SCALED, OWN_FIRST, OWN_END,
+        NEAR, CORRECTED, LOGITS, CAP, SCALED, OWN_FIRST, OWN_END,
     )  # fmt: skip
 
 
@@ -143,8 +153,8 @@ def _route_kernel(
     NORM: tl.constexpr, ADD: tl.constexpr, EXPERTS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNT: tl.constexpr, BLOCK_COUNT: tl.constexpr,
     USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
-    NEAR: tl.constexpr, CORRECTED: tl.constexpr, SCALED: tl.constexpr, OWN_FIRST: tl.constexpr,
-    OWN_END: tl.constexpr, OVERLAP: tl.constexpr,
+    NEAR: tl.constexpr, CORRECTED: tl.constexpr, LOGITS: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr,
+    OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     token = tl.program_id(1).to(tl.int64)
@@ -185,7 +195,7 @@ def _route_kernel(
         _choose(
             logits + token * EXPERTS, correction, scales, weights + token * COUNT, experts + token * COUNT, scale,
             EXPERTS, GROUPS, SIZE, BLOCK_GROUPS, BLOCK_SIZE, COUNT, BLOCK_COUNT, USED, GROUP_BEST, SIGMOID, NORMALIZE,
-            NEAR, CORRECTED, SCALED, OWN_FIRST, OWN_END,
+            NEAR, CORRECTED, LOGITS, CAP, SCALED, OWN_FIRST, OWN_END,
         )  # fmt: skip
 
 
@@ -194,6 +204,7 @@ def _sizes(experts: int, routing: Routing, corrected: bool, scaled: bool) -> dic
     """Return the parameters of _choose that are known when it is compiled."""
     assert routing.group_best <= 2, routing
     assert not (routing.near and (corrected or routing.sigmoid)), routing
+    assert routing.sigmoid or not routing.corrects_logits, routing
     # If all groups are used, they do not matter.
     groups = routing.groups if routing.used_groups < routing.groups else 1
     own = range(experts) if routing.own is None else routing.own
@@ -211,6 +222,8 @@ def _sizes(experts: int, routing: Routing, corrected: bool, scaled: bool) -> dic
         "NORMALIZE": routing.normalize,
         "NEAR": routing.near,
         "CORRECTED": corrected,
+        "LOGITS": routing.corrects_logits,
+        "CAP": routing.softcap,
         "SCALED": scaled,
         "OWN_FIRST": own.start,
         "OWN_END": own.stop,

@@ -19,13 +19,15 @@ _ZERO_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 
 
 @triton.jit
-def _key(value, SHIFT: tl.constexpr):
+def float_key(value, SHIFT: tl.constexpr):
+    """Return int64 keys with the order of float32 values. SHIFT: low bits of the values that are always zero."""
     bits = value.to(tl.int32, bitcast=True) >> SHIFT
     return (bits ^ ((bits >> 31) & (0x7FFFFFFF >> SHIFT))).to(tl.int64)
 
 
 @triton.jit
-def _value(key, SHIFT: tl.constexpr):
+def float_value(key, SHIFT: tl.constexpr):
+    """Return the float32 values of keys of `float_key`."""
     bits = key.to(tl.int32)
     return ((bits ^ ((bits >> 31) & (0x7FFFFFFF >> SHIFT))) << SHIFT).to(tl.float32, bitcast=True)
 
@@ -49,14 +51,14 @@ def _at_or_above(row, vocab, pivots, top, scale, MASS: tl.constexpr, PIVOTS: tl.
 
 
 @triton.jit
-def _highest_with(
+def highest_with(
     least, low, high, row, vocab, top, scale,
     MASS: tl.constexpr, SHIFT: tl.constexpr, PIVOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Return the highest key in [low, high) for which `_at_or_above` gives at least `least`; low if there is none."""
     while high - low > 1:
         step = (high - low + PIVOTS) // (PIVOTS + 1)
-        pivots = _value(low + step * (1 + tl.arange(0, PIVOTS)), SHIFT)
+        pivots = float_value(low + step * (1 + tl.arange(0, PIVOTS)), SHIFT)
         enough = _at_or_above(row, vocab, pivots, top, scale, MASS, PIVOTS, BLOCK) >= least
         low += step * tl.sum(enough.to(tl.int64), axis=0)
         high = tl.minimum(high, low + step)
@@ -84,8 +86,8 @@ def _thresholds_kernel(
             bottoms = tl.minimum(bottoms, tl.where(logit > float("-inf"), logit, float("inf")))
         top = tl.max(tops, axis=0)
         if top > float("-inf"):
-            low = _key(tl.min(bottoms, axis=0), SHIFT)
-            high = _key(top, SHIFT) + 1
+            low = float_key(tl.min(bottoms, axis=0), SHIFT)
+            high = float_key(top, SHIFT) + 1
             if min_p > 0:
                 # The sampler divides in the same way, so bisection over keys finds the lowest one that passes without
                 # reading the logits.
@@ -93,21 +95,21 @@ def _thresholds_kernel(
                 below, passes = low - 1, high - 1
                 while passes - below > 1:
                     middle = below + (passes - below) // 2
-                    if tl.div_rn(_value(middle, SHIFT), temperature) >= floor:
+                    if tl.div_rn(float_value(middle, SHIFT), temperature) >= floor:
                         passes = middle
                     else:
                         below = middle
                 low = passes
             if cuts:
-                low = _highest_with(
+                low = highest_with(
                     top_k.to(tl.float32), low, high, row, vocab, top, 0.0, False, SHIFT, PIVOTS, BLOCK
                 )  # fmt: skip
             if top_p < 1:
                 scale = 1.0 / temperature
-                everything = _value(low + tl.zeros([PIVOTS], tl.int64), SHIFT)
+                everything = float_value(low + tl.zeros([PIVOTS], tl.int64), SHIFT)
                 mass = tl.max(_at_or_above(row, vocab, everything, top, scale, True, PIVOTS, BLOCK), axis=0)
-                low = _highest_with(top_p * mass, low, high, row, vocab, top, scale, True, SHIFT, PIVOTS, BLOCK)
-            threshold = _value(low, SHIFT)
+                low = highest_with(top_p * mass, low, high, row, vocab, top, scale, True, SHIFT, PIVOTS, BLOCK)
+            threshold = float_value(low, SHIFT)
     tl.store(out + at, threshold)
 
 

@@ -42,8 +42,8 @@ from baton_kernels.reference.kv_codes import KV_CODES
 from baton_kernels.reference.paged_attention import AttentionVariant
 from loadtest.engine.prefill_ways import WAYS, Chunks
 
-_BLOCK = 64
-_LAYERS = 8
+BLOCK = 64
+LAYERS = 8
 BATCHES = {
     "1 x 512": [512],
     "8 x 512": [512] * 8,
@@ -100,7 +100,7 @@ def seconds_of(run: Callable[[], object], repeats: int = 20) -> float:
 
 def make_tables(lengths: list[int], device: torch.device) -> torch.Tensor:
     """Return the block tables of sequences in shuffled blocks, [sequences, most blocks] int32."""
-    widths = [-(-length // _BLOCK) for length in lengths]
+    widths = [-(-length // BLOCK) for length in lengths]
     order = torch.randperm(sum(widths), dtype=torch.int32)
     tables = torch.zeros(len(lengths), max(widths), dtype=torch.int32)
     first = 0
@@ -111,14 +111,14 @@ def make_tables(lengths: list[int], device: torch.device) -> torch.Tensor:
 
 
 def replayed(step: Callable[[], object]) -> float:
-    """Return the seconds of a graph of some work over _LAYERS layers, for each layer."""
+    """Return the seconds of a graph of some work over LAYERS layers, for each layer."""
     step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
     graph.replay()
-    return seconds_of(graph.replay) / _LAYERS
+    return seconds_of(graph.replay) / LAYERS
 
 
 def random(*shape: int, device: torch.device) -> torch.Tensor:
@@ -139,7 +139,7 @@ class Paged:
     def measure(self, lengths: list[int], programs: int) -> float:
         """Return the seconds that one layer's attention takes."""
         device, kv_heads, dim = self._device, self._kv_heads, self._dim
-        blocks = sum(-(-length // _BLOCK) for length in lengths)
+        blocks = sum(-(-length // BLOCK) for length in lengths)
         caches = self._caches(blocks)
         tables, rows = make_tables(lengths, device), torch.arange(len(lengths), device=device)
         on_device = torch.tensor(lengths, dtype=torch.int32, device=device)
@@ -158,7 +158,7 @@ class Paged:
     def chunk_seconds(self, tokens: int, length: int) -> float:
         """Return the seconds of one layer's attention for a chunk of one sequence."""
         device, heads, dim = self._device, self._heads, self._dim
-        caches, tables = self._caches(-(-length // _BLOCK)), make_tables([length], device)
+        caches, tables = self._caches(-(-length // BLOCK)), make_tables([length], device)
         properties = driver.active.utils.get_device_properties(0)
         per_tile = queries_per_tile(dim, 2, properties["max_shared_mem"])
         facts = ([length], [0, tokens], *prefill_tiles([0, tokens], per_tile))
@@ -174,12 +174,12 @@ class Paged:
                 )  # fmt: skip
 
         step()
-        return seconds_of(step) / _LAYERS
+        return seconds_of(step) / LAYERS
 
     def _caches(self, blocks: int) -> list[torch.Tensor]:
         """Return keys and values of each layer."""
-        shape = 2, blocks, _BLOCK, self._kv_heads, self._dim
-        caches = (random(*shape, device=self._device) for _ in range(_LAYERS))
+        shape = 2, blocks, BLOCK, self._kv_heads, self._dim
+        caches = (random(*shape, device=self._device) for _ in range(LAYERS))
         return [cache.to(KV_CODES) if self._codes else cache for cache in caches]
 
 
@@ -192,8 +192,8 @@ class Latent:
     def measure(self, lengths: list[int], programs: int, products: bool = False) -> float:
         """Return the seconds that one layer's attention takes, with `products` from queries to values of heads."""
         spec, device, heads = self._spec, self._device, self._heads
-        blocks = sum(-(-length // _BLOCK) for length in lengths)
-        caches = [random(blocks, _BLOCK, 1, spec.latent_dim, device=device) for _ in range(_LAYERS)]
+        blocks = sum(-(-length // BLOCK) for length in lengths)
+        caches = [random(blocks, BLOCK, 1, spec.latent_dim, device=device) for _ in range(LAYERS)]
         ups = [random(heads, spec.key_dim + spec.value_dim, spec.rank, device=device) for _ in caches]
         tables, rows = make_tables(lengths, device), torch.arange(len(lengths), device=device)
         on_device = torch.tensor(lengths, dtype=torch.int32, device=device)
@@ -219,22 +219,22 @@ class Latent:
 
 def chunk_seconds(tokens: int, length: int, heads: int, spec: LatentSpec, device: torch.device) -> float:
     """Return the seconds of one layer's attention for a chunk of one sequence, in the way that spec.expands says."""
-    layout = KvLayout(_LAYERS, (Plane("latent", 1, spec.latent_dim, "bfloat16"),))
-    cache = KvCache(layout, _BLOCK, device, TRITON)
-    cache.allocate(-(-length // _BLOCK))
+    layout = KvLayout(LAYERS, (Plane("latent", 1, spec.latent_dim, "bfloat16"),))
+    cache = KvCache(layout, BLOCK, device, TRITON)
+    cache.allocate(-(-length // BLOCK))
     cache.planes[0].normal_()
-    backend = TritonLatent(cache, heads, (spec,) * _LAYERS, StepLimits(1, length))
+    backend = TritonLatent(cache, heads, (spec,) * LAYERS, StepLimits(1, length))
     tables = np.random.default_rng(0).permutation(cache.num_blocks).astype(np.int32)[None, None]
     backend.prepare(AttentionBatch([0, tokens], [length], np.ascontiguousarray(tables)))
     queries = random(tokens, heads, spec.query_dim, device=device)
     up, out = random(heads, spec.key_dim + spec.value_dim, spec.rank, device=device), backend.outputs(queries)
 
     def step() -> None:
-        for layer in range(_LAYERS):
+        for layer in range(LAYERS):
             backend.attend(layer, queries, out, up)
 
     step()
-    return seconds_of(step) / _LAYERS
+    return seconds_of(step) / LAYERS
 
 
 class _Forced(LatentSpec, frozen=True, kw_only=True):
@@ -281,7 +281,7 @@ def print_prefills(heads: int, kv_heads: int, dim: int, names: list[str], device
     print("|---|---|---|---|---|---|---|---|")
     for sequences, tokens, length, window, softcap, sinks in PREFILLS:
         tables = make_tables([length] * sequences, device)
-        keys, values = (random(tables.numel(), _BLOCK, kv_heads, dim, device=device) for _ in range(2))
+        keys, values = (random(tables.numel(), BLOCK, kv_heads, dim, device=device) for _ in range(2))
         sink = torch.randn(heads, device=device) if sinks else None
         how = AttentionVariant(dim**-0.5, window, softcap, sinks=sink)
         q = random(sequences * tokens, heads, dim, device=device)

@@ -14,6 +14,8 @@ over all answers and the CANDIDATES best tokens at each place. Rounding can swap
 most 2 * noise apart, so the engine's token may be behind the best one by FACTOR = 2 times noise, in float32. Against
 errors that are small but many, the number of tokens that differ from the best in float32 is limited too: to FACTOR
 times the number for transformers' own bfloat16, plus MARGIN of all tokens.
+Both: of the tokens of an answer, at least VARIED must be different ones on average. A model that repeats itself gives
+the same answers with most errors.
 
 The exit code is 1 if a check fails. The prompts, and so the answers, depend only on --seed.
 """
@@ -47,6 +49,7 @@ CANDIDATES = 16  # logits near a softcap have many that rounding can swap, but o
 MARGIN = 0.02
 NUDGE, NUDGES = 2e-6, 8  # float32 has a precision of 6e-8, and each layer adds some errors of that size
 MOST_TIED = 0.003
+VARIED = 0.1
 BLOCK_SIZE = 64 if torch.cuda.is_available() else 16  # the engine's own default
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Tokens = list[int]
@@ -83,19 +86,23 @@ class Noise:
 class Verdict:
     """A verdict on all answers. worst: the largest gap between the best token's logprob and the engine's.
 
-    tied: tokens that are not the best, but are the best after a small change of the embeddings.
+    tied: tokens that are not the best, but are the best after a small change of the embeddings. different: the sum of
+    how many different tokens each answer has.
     """
 
     noise: Noise
     tokens: int = 0
     equal: int = 0
     tied: int = 0
+    different: int = 0
     answers: int = 0
     diverged: int = 0
     worst: float = 0.0
 
     @property
     def good(self) -> bool:
+        if self.different < VARIED * self.tokens:
+            return False
         if not self.noise.largest:
             return self.equal + self.tied == self.tokens > 0 and self.tied <= MOST_TIED * self.tokens
         most = (FACTOR * self.noise.changed + MARGIN) * self.tokens
@@ -103,6 +110,8 @@ class Verdict:
 
     def __str__(self) -> str:
         text = f"{self.equal} of {self.tokens} tokens equal, {self.diverged} of {self.answers} answers diverge"
+        if self.different < VARIED * self.tokens:
+            text += ", but the model repeats itself and shows little"
         if self.tied:
             text += f", {self.tied} tied"
         if self.worst:
@@ -119,7 +128,11 @@ class Reference:
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: str) -> None:
         known = folder / "reference"
-        model = transformers.AutoModelForCausalLM.from_pretrained(known if known.exists() else folder, dtype=dtype)
+        known = known if known.exists() else folder
+        # In transformers 5.17, attention by torch leaves out the softcap, and is the default also for Gemma 2.
+        softcap = getattr(transformers.AutoConfig.from_pretrained(known), "attn_logit_softcapping", None)
+        attention = "eager" if softcap else None
+        model = transformers.AutoModelForCausalLM.from_pretrained(known, dtype=dtype, attn_implementation=attention)
         self._model: Any = model.to(device).eval()
         self._device = device
 
@@ -207,6 +220,7 @@ class Family:
                 verdict.equal += equal
                 if dtype == "float32" and equal < self._length:
                     verdict.tied += self._count_tied(index, answer)
+                verdict.different += len(set(answer))
                 verdict.answers += 1
                 verdict.diverged += equal < self._length
                 verdict.worst = max(verdict.worst, gap)

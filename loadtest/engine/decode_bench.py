@@ -17,8 +17,6 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from baton_engine.models.registry import load_model_config
-from baton_engine.quantization.registry import read_quantization
 from loadtest.common.bench_table import aligned, figure, spread
 from loadtest.common.job import Job
 from loadtest.engine import device
@@ -65,10 +63,7 @@ def measure(shape: Path, arguments: argparse.Namespace) -> None:
     )  # fmt: skip
     ours = Ours(job)
     bandwidth = arguments.bandwidth * 1e12 or measure_card().bandwidth
-    quantization = read_quantization(shape, "auto")
-    per_weight = 0.0 if quantization.name == "none" else quantization.bits / 8
-    card = Card(bandwidth, float("inf"))
-    limits = Limits(load_model_config(shape), device.itemsize(), card, per_weight)
+    limits = Limits.of(job, device.itemsize(), Card(bandwidth, float("inf")))
     lines = [[shape.name, "ms", "bound ms", "% of bound"]]
     for batch in arguments.batches:
         samples, contexts = windows(ours, batch, arguments.context, arguments.repeats)

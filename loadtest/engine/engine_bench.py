@@ -35,8 +35,6 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from baton_engine.models.registry import load_model_config
-from baton_engine.quantization.registry import read_quantization
 from loadtest.common.job import Job, Json
 from loadtest.common.servers import setting
 from loadtest.engine.bench_report import Report
@@ -100,15 +98,12 @@ class Bench:
         if device is None:
             raise SystemExit(f"the device could not be measured: {entry['errors'].get('prepare')}")
         card = Card(**device["used_for_limits"])
-        quantization = read_quantization(Path(job.model), dict(job.ours).get("quantization", "auto"))
-        per_weight = 0.0 if quantization.name == "none" else quantization.bits / 8
-        per_kv = 1.0 if dict(job.ours).get("kv_cache_dtype") == "fp8" else 0.0
-        limits = Limits(load_model_config(Path(job.model)), device["itemsize"], card, per_weight, per_kv)
+        limits = Limits.of(job, device["itemsize"], card)
         for row in self._rows:
             entry["rows"][row.key] = {"name": row.name, "unit": row.unit, "limit": row.limit(limits)}
         for engine in self._engines:
             self._run(replace(job, engine=engine), engine, entry)
-        print(f"\n{shape.name}, limits from {card}\n\n{table(entry, self._engines)}\n", flush=True)
+        print(f"\n{shape.name}, limits from {limits.card}\n\n{table(entry, self._engines)}\n", flush=True)
         if job.profile:
             job = replace(job, task="profile", bandwidth=card.bandwidth, arithmetic=card.arithmetic)
             self._run(job, "profile", entry)

@@ -5,8 +5,12 @@ the larger of bytes over bandwidth and operations over arithmetic rate counts (t
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from baton_engine.model_config import ModelConfig
+from baton_engine.models.registry import load_model_config
+from baton_engine.quantization.registry import read_quantization
+from loadtest.common.job import Job
 from loadtest.engine.device import Card
 
 
@@ -20,6 +24,17 @@ class Limits:
     card: Card
     weight_itemsize: float = 0.0
     kv_itemsize: float = 0.0
+
+    @classmethod
+    def of(cls, job: Job, itemsize: int, card: Card) -> "Limits":
+        """Return the limits for our engine with a job's settings, on as many of these cards as there are ranks."""
+        settings, folder = dict(job.ours), Path(job.model)
+        quantization = read_quantization(folder, settings.get("quantization", "auto"))
+        per_weight = 0.0 if quantization.name == "none" else quantization.bits / 8
+        per_kv = 1.0 if settings.get("kv_cache_dtype") == "fp8" else 0.0
+        ranks = int(settings.get("tensor_parallel", 1))
+        cards = Card(card.bandwidth * ranks, card.arithmetic * ranks)
+        return cls(load_model_config(folder), itemsize, cards, per_weight, per_kv)
 
     @property
     def _layer_weights(self) -> int:

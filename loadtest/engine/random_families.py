@@ -13,6 +13,10 @@ from loadtest.common.qwen_model import write_qwen
 # context, and so small that it does not depend on rounding.
 LAYER_GAIN, HEAD_GAIN = 1.5, 3.0
 EXPERTS = {"num_experts_per_tok": 4, "moe_intermediate_size": 352, "shared_expert_intermediate_size": 704}
+MANY_EXPERTS = {
+    "head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2, "num_experts": 32, "num_experts_per_tok": 4,
+    "moe_intermediate_size": 352,
+}  # fmt: skip
 LATENT = {
     "num_attention_heads": 16,
     "kv_lora_rank": 512,
@@ -31,15 +35,17 @@ LATENT = {
         "mscale_all_dim": 0.707,
     },
 }
+# So few tokens are selected that prompts are several times longer.
+INDEXED = {"index_topk": 64, "index_n_heads": 32, "index_head_dim": 128, "num_key_value_heads": 16}
 # By transformers' name of the model type. Head size and queries per KV head vary as they do among real models.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2},
     "qwen2": {"head_dim": 64, "num_attention_heads": 14, "num_key_value_heads": 2},
     "qwen3": {"head_dim": 128, "num_attention_heads": 16, "num_key_value_heads": 8},
-    "qwen": {"num_attention_heads": 8, "tie_word_embeddings": False},
+    "qwen": {"num_attention_heads": 8},
     "mistral": {"head_dim": 80, "num_attention_heads": 12, "num_key_value_heads": 12, "sliding_window": 96},
     "bloom": {"num_attention_heads": 16},
-    "falcon": {"num_attention_heads": 16, "tie_word_embeddings": False},
+    "falcon": {"num_attention_heads": 16},
     "gemma2": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 4, "sliding_window": 96},
     "gpt2": {"num_attention_heads": 16},
     "gpt_neox": {"num_attention_heads": 16},
@@ -95,7 +101,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "global_head_dim": 256,
         "num_global_key_value_heads": 1,
         "attention_k_eq_v": True,
-        "tie_word_embeddings": False,
         "hidden_size_per_layer_input": 0,
         "final_logit_softcapping": 30.0,
         "sliding_window": 96,
@@ -172,11 +177,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 4,
         "pad_token_id": None,
     },
-    "opt": {"num_attention_heads": 8, "ffn_dim": 2816, "tie_word_embeddings": False},
+    "opt": {"num_attention_heads": 8, "ffn_dim": 2816},
     "gptj": {"num_attention_heads": 8, "rotary_dim": 16},
     "codegen": {"num_attention_heads": 8, "rotary_dim": 16},
-    "gpt_bigcode": {"num_attention_heads": 8, "tie_word_embeddings": False},
-    "mpt": {"num_attention_heads": 8, "tie_word_embeddings": False},
+    "gpt_bigcode": {"num_attention_heads": 8},
+    "mpt": {"num_attention_heads": 8},
     "phimoe": {
         "num_attention_heads": 8,
         "num_key_value_heads": 2,
@@ -197,12 +202,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
         "sliding_window": 96,
-        "tie_word_embeddings": False,
     },
     "persimmon": {"num_attention_heads": 16},
-    "xglm": {"num_attention_heads": 16, "ffn_dim": 2816, "tie_word_embeddings": False},
-    "biogpt": {"num_attention_heads": 8, "tie_word_embeddings": False},
-    "gpt_neox_japanese": {"num_attention_heads": 8, "tie_word_embeddings": False},
+    "xglm": {"num_attention_heads": 16, "ffn_dim": 2816},
+    "biogpt": {"num_attention_heads": 8},
+    "gpt_neox_japanese": {"num_attention_heads": 8},
     "llama4_text": {
         "head_dim": 128,
         "num_attention_heads": 8,
@@ -218,40 +222,50 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 6,
         "attention_types": [[["global", "local"], 3]],
         "window_size": 96,
-        "tie_word_embeddings": False,
     },
+    "openai-gpt": {"num_attention_heads": 16},
+    "jetmoe": {"num_key_value_heads": 8, "kv_channels": 128, "num_local_experts": 8},
+    "diffllama": {"num_attention_heads": 8, "num_key_value_heads": 4},
+    "bitnet": {"num_attention_heads": 8, "num_key_value_heads": 2},
     "nanochat": {"num_attention_heads": 8, "num_key_value_heads": 2},
     "hyperclovax": {"num_attention_heads": 8, "num_key_value_heads": 2, "residual_multiplier": 0.5},
     "mellum": {
-        "head_dim": 128,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
+        **MANY_EXPERTS,
         "sliding_window": 96,
         "num_hidden_layers": 6,
         "layer_types": ["full_attention", "sliding_attention"] * 3,
-        "num_experts": 32,
-        "num_experts_per_tok": 4,
-        "moe_intermediate_size": 352,
     },
-    "afmoe": {
-        "head_dim": 128,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
+    "afmoe": {**MANY_EXPERTS, "sliding_window": 96, "route_scale": 2.5},
+    "hy_v3": MANY_EXPERTS,
+    "kolibri1": {**MANY_EXPERTS, **EXPERTS, "num_experts_per_tok": 6, "sliding_window": 96},
+    "laguna": {
+        **MANY_EXPERTS,
+        **EXPERTS,
         "sliding_window": 96,
-        "num_experts": 32,
-        "num_experts_per_tok": 4,
-        "moe_intermediate_size": 352,
-        "route_scale": 2.5,
+        "num_hidden_layers": 6,
+        "layer_types": ["full_attention", "sliding_attention"] * 3,
+        "num_attention_heads_per_layer": [8, 16] * 3,
     },
-    "hy_v3": {
-        "head_dim": 128,
-        "num_attention_heads": 8,
+    "mimo_v2_flash": {
+        "head_dim": 192,
+        "v_head_dim": 128,
+        "num_attention_heads": 16,
         "num_key_value_heads": 2,
-        "num_experts": 32,
+        "n_routed_experts": 32,
         "num_experts_per_tok": 4,
         "moe_intermediate_size": 352,
+        "sliding_window": 97,
+        "num_hidden_layers": 6,
+        "layer_types": ["full_attention", "sliding_attention"] * 3,
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.375}
+            for kind in ("full_attention", "sliding_attention")
+        },
     },
+    "flint": {**MANY_EXPERTS, **EXPERTS, "num_experts_per_tok": 6, "sliding_window": 96},
     "axk1": {**LATENT, "q_lora_rank": 384, "n_routed_experts": 32, "n_group": 4, "topk_group": 2},
+    "deepseek_v32": {**LATENT, **INDEXED, "q_lora_rank": 384, "n_routed_experts": 32, "n_group": 4, "topk_group": 2},
+    "glm_moe_dsa": {**LATENT, **INDEXED, "q_lora_rank": 384, "n_routed_experts": 32, "index_topk_freq": 2},
     "longcat_flash": {
         **LATENT,
         "q_lora_rank": 384,
@@ -269,14 +283,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_num_experts": 16,
         "moe_topk": 4,
     },
-    "minicpm3": {**LATENT, "q_lora_rank": 384, "num_key_value_heads": 16, "tie_word_embeddings": False},
+    "minicpm3": {**LATENT, "q_lora_rank": 384, "num_key_value_heads": 16},
     "granite_swa": {
         "num_attention_heads": 8,
         "num_key_value_heads": 2,
         "sliding_window": 96,
         "attention_multiplier": 0.1,
         "residual_multiplier": 0.5,
-        "tie_word_embeddings": False,
     },
     "hunyuan_v1_dense": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2},
     "hunyuan_v1_moe": {
@@ -302,24 +315,28 @@ def make_model(folder: Path, family: str, fields: dict[str, Any], seed: int) -> 
     if family == "dbrx":
         # Its class derives other sizes from d_model before it sees hidden_size, which is the same.
         fields = {**fields, "d_model": fields["hidden_size"]}
-    common = {"max_position_embeddings": 1024, "bos_token_id": 0, "eos_token_id": 1}
-    config = transformers.AutoConfig.for_model(family, **common, **fields)
+    # A head that is the embedding again mostly answers with the last token, whatever the layers compute.
+    common = {"max_position_embeddings": 1024, "bos_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": False}
+    config = transformers.AutoConfig.for_model(family, **common | fields)
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config).bfloat16()
     with torch.no_grad():
+        embeddings = {
+            f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding)
+        }
         corrections = [entry for entry in model.named_buffers() if entry[0].endswith("correction_bias")]
         for name, parameter in (*model.named_parameters(), *corrections):
             # Fresh biases are zero and fresh norms one: a model that lost either would give the same tokens.
-            if name.endswith(("correction_bias", "expert_bias")):
+            if name.endswith("bias"):
+                # With much larger ones, all tokens get the same answer.
                 parameter.normal_(std=0.2)
-            elif name.endswith("sinks"):
+            elif name in embeddings or name.endswith("sinks"):
                 parameter.normal_()
-            elif name.endswith("bias"):
-                parameter.normal_(std=0.5)
+            elif "lambda_" in name:
+                # The exponentials of products of larger ones overflow.
+                parameter.normal_(std=0.1)
             elif parameter.dim() == 1:
                 parameter.uniform_(0.5, 1.5)
-            elif "embed" in name:
-                parameter.normal_()
             else:
                 gain = HEAD_GAIN if "lm_head" in name else LAYER_GAIN
                 parameter.normal_(std=gain / math.sqrt(parameter.shape[1]))

@@ -19,14 +19,16 @@ STEPS = 8
 OUTPUTS = 256
 # The first that matches counts. Names are those of kernels on a GPU, of torch's operators on CPU.
 GROUPS = {
-    "attention": r"_decode_kernel|_join_kernel|_prefill_kernel|_head_product|attention|flash|fmha|sdpa",
+    "ranks": r"_rank_sum_kernel|_two_step_kernel|_best_of_shards_kernel|nccl",
+    "attention": r"_decode_kernel|_parts_kernel|_join_kernel|_prefill_kernel|_head_product|attention|flash|fmha|sdpa",
     "norm": r"norm",
     "rope": r"rope",
     "activation": r"silu|gelu|gate_mul|quantize_gate",
     "rounding": r"_quantize_kernel",
     "sampling": r"_partial_kernel|_choose_kernel|_thresholds_kernel|_penalties_kernel|_logprobs_kernel|argmax|softmax",
     "routing": r"_route_kernel|_choose_experts_kernel|_count_kernel|_group_kernel|sum_kernel",
-    "gemm": r"gemm|gemv|nvjet|cutlass|xmma|splitk|_(row|tiles|blocks|grouped|scaled|dequantize|finish)_kernel"
+    "gemm": r"gemm|gemv|nvjet|cutlass|xmma|splitk"
+    r"|_(row|few_rows|tiles|blocks|grouped|scaled|dequantize|finish|hopper|gate_up|down)_kernel"
     r"|linear|aten::mm|addmm|matmul",
     "copies": r"memcpy|memset|_move_kernel|_unpack_kernel|copy|fill|index|embedding|scatter|gather|aten::to|cat",
     "other": r"",
@@ -40,23 +42,25 @@ def kernel_group(name: str) -> str:
 
 
 def sum_trace(events: list[Json]) -> Sums:
-    """Return for a Chrome trace: microseconds by group, kernels by group, and microseconds in which any of them ran."""
+    """Return for a Chrome trace: microseconds by group, kernels by group, and microseconds in which any of them ran.
+
+    A kernel that starts early waits for the ones before it. Of kernels that run at once, the first one counts.
+    """
     kernels = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     on_gpu = bool(kernels)
     if not on_gpu:
         kernels = [event for event in events if event.get("cat") == "cpu_op"]
     spent: dict[str, float] = dict.fromkeys(GROUPS, 0.0)
     counts: dict[str, int] = dict.fromkeys(GROUPS, 0)
-    busy, reached = 0.0, float("-inf")
+    reached = float("-inf")
     for event in sorted(kernels, key=lambda event: (event["ts"], -event["dur"])):
         end = event["ts"] + event["dur"]
-        # Operators nest, and the outermost has the telling name; kernels overlap only where they run at once.
+        # Operators nest, and the outermost has the telling name.
         if on_gpu or event["ts"] >= reached:
-            spent[kernel_group(event["name"])] += event["dur"]
+            spent[kernel_group(event["name"])] += max(end - max(event["ts"], reached), 0.0)
             counts[kernel_group(event["name"])] += 1
-        busy += max(end - max(event["ts"], reached), 0.0)
         reached = max(reached, end)
-    return spent, counts, busy
+    return spent, counts, sum(spent.values())
 
 
 class StepProfiler:
@@ -129,7 +133,7 @@ def profile_steps(ours: Ours, job: Job) -> Iterator[Json]:
     """Yield reports of decode steps of three batch sizes, and of the prefill of four prompts."""
     folder = Path(job.profile)
     folder.mkdir(parents=True, exist_ok=True)
-    limits = Limits(ours.engine.model, device.itemsize(), Card(job.bandwidth, job.arithmetic))
+    limits = Limits.of(job, device.itemsize(), Card(job.bandwidth, job.arithmetic))
     profiler = StepProfiler(ours, limits, folder, job.shape)
     for batch in (1, 32, 256):
         yield profiler.decode(scaled(batch, job.scale), scaled(512, job.scale), f"decode-{batch}")

@@ -46,8 +46,10 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 class Answer:
     """Times in seconds since the load began.
 
-    due: when it was to be sent; sent: when it was. events: when tokens came, and how many. inputs: tokens of prompt
-    that were sent, exact when they were token ids. tokens, prompt_tokens, cached_tokens: as the server says.
+    due: when the request was to be sent. sent: when it was. end: when the answer ended. asked: how many tokens it asked
+    for. session: 0 = not part of a conversation. turn: its number there. events: when tokens came, and how many.
+    inputs: tokens of the prompt, exact when they were sent as token ids. tokens, prompt_tokens, cached_tokens: as the
+    server says.
     """
 
     due: float
@@ -143,7 +145,7 @@ class AnswerReader:
     def _use(self, usage: _Usage, count: int, last: bool) -> int:
         """Return how many tokens a chunk has. last: it is the one without tokens that sums up."""
         answer = self._answer
-        # A server may also sum up in the last chunk that has a choice: only one with text tells that it counts in each.
+        # Usage beside text means that the server counts in each chunk. Beside a choice without text, it may be the sum.
         self.by_token = self.by_token or count > 0
         if self.by_token:
             count = 0 if last else usage.completion_tokens - answer.tokens

@@ -48,7 +48,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def times_of(answers: Sequence[Answer]) -> dict[str, list[float]]:
-    """Return milliseconds in order, by name; of failed requests nothing counts."""
+    """Return sorted times in milliseconds, by name. Failed requests are left out."""
     good = [answer for answer in answers if answer.outcome != "failed"]
     seconds: dict[str, Iterable[float | None]] = {
         "ttft_ms": [answer.ttft for answer in good],
@@ -60,8 +60,8 @@ def times_of(answers: Sequence[Answer]) -> dict[str, list[float]]:
 
 
 def summarize(result: LoadResult, slo: Slo) -> dict[str, Any]:
-    """Return the figures. What was done is divided by the time to the end of the last answer, what was offered and the
-    goodput by the time in which requests arrived."""
+    """Return the figures. Completed requests and tokens are divided by the time to the end of the last answer. The
+    offered rate and the goodput refer to the time in which requests arrived."""
     plan, answers = result.plan, result.answers
     outcomes = Counter(answer.outcome for answer in answers)
     duration = max((answer.end for answer in answers), default=0.0) or 1.0

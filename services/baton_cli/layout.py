@@ -30,8 +30,9 @@ class Layout:
     def workers(self) -> int:
         return self.prefill + self.decode
 
-    def stages(self, worker_ports: Sequence[int], metrics_ports: Sequence[int]) -> list[list[ChildSpec]]:
-        """Return the children in order of shutdown. worker_ports, metrics_ports: loopback ports, one per worker."""
+    def in_shutdown_order(self, worker_ports: Sequence[int], metrics_ports: Sequence[int]) -> list[list[ChildSpec]]:
+        """Return the children in groups that end one after the other. worker_ports, metrics_ports: loopback ports, one
+        for each worker."""
         addresses = [Address(LOOPBACK, port) for port in worker_ports]
         prefill, decode = addresses[: self.prefill], addresses[self.prefill :]
         workers = self._workers("decode", decode, metrics_ports[self.prefill :])

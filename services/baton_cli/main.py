@@ -1,4 +1,4 @@
-"""The `baton` command. Only this module may import the services, and it imports only the one that it runs."""
+"""The `baton` command. It imports a service only inside the function that runs it."""
 
 import sys
 from importlib.metadata import version as installed_version

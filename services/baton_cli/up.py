@@ -186,7 +186,7 @@ def _flags(**given: object) -> list[str]:
 async def _supervise(layout: Layout, level: LogLevel, log_dir: Path | None) -> int:
     ports = free_loopback_ports(2 * layout.workers)
     metrics_ports = ports[layout.workers :]
-    stages = layout.stages(ports[: layout.workers], metrics_ports)
+    stages = layout.in_shutdown_order(ports[: layout.workers], metrics_ports)
     names = [spec.name for stage in stages for spec in stage]
     with contextlib.ExitStack() as stack:
         display = stack.enter_context(display_for(names, level))

@@ -23,6 +23,7 @@ class LiveRequest(msgspec.Struct):
     times: RequestTimes
     span: RequestSpan | None
     choices: set[int]  # still running
+    cancelled: set[int]  # of these, the choices that end with their next token
     prefills: list[str]  # addresses of the prefill pods that have not been tried
     handover: Handover | None = None  # the open one
     first_tokens_at: float | None = None  # when they came from a prefill pod, by the event loop's clock

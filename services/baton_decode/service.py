@@ -15,10 +15,9 @@ from baton_proto import serving_pb2 as pb
 from baton_proto.serving_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
 from baton_worker.convert import (
     NOT_FINITE_MESSAGE,
-    cache_scope_from_wire,
     delta_to_wire,
     failure_delta,
-    sampling_from_wire,
+    request_from_wire,
 )
 from baton_worker.engine_client import EngineClient
 from baton_worker.intake import Intake, conclude
@@ -167,7 +166,7 @@ class DecodeService(DecodeServicer):
         span = begin_span(self._tracing, "decode", submit.request_id, submit.traceparent)
         times = self._metrics.begin(known, span.trace_id if span is not None else None)
         choices = set(range(request.choice, request.choice + request.sampling.n))
-        self._requests.add(LiveRequest(request.id, submit, stream, times, span, choices, prefills))
+        self._requests.add(LiveRequest(request.id, submit, stream, times, span, choices, set(), prefills))
         self._engine.send(Add(request))
 
     def _request(self, submit: pb.Submit, stream: GatewayStream) -> Request:
@@ -175,23 +174,18 @@ class DecodeService(DecodeServicer):
         known = len(submit.prompt_token_ids) + len(submit.continuation.token_ids)
         if len(stream.requests) >= MOST_OPEN or stream.open_tokens + known > MOST_OPEN_TOKENS:
             raise MessageRefused("capacity", "submit", "too many requests are running on this connection")
-        request = Request(
-            id=next(self._ids),
-            prompt=list(submit.prompt_token_ids),
-            sampling=sampling_from_wire(submit.sampling),
-            priority=submit.priority,
-            output=list(submit.continuation.token_ids),
-            choice=submit.continuation.choice,
-            cache_scope=cache_scope_from_wire(submit.cache_scope),
-        )
+        request = request_from_wire(next(self._ids), submit)
         check_request(request, self._engine.ready)
         return request
 
     def _cancel_choice(self, id: int, choice: int) -> None:
         request = self._requests.get(id)
-        # Until the KV has arrived, all choices are one sequence in the engine, and none can be ended alone. The rest of
-        # this choice is then generated and ignored, which costs little and does not change the other choices.
-        if request is not None and not request.awaits_kv and choice in request.choices:
+        if request is None or choice not in request.choices:
+            return
+        # Until the KV has arrived, all choices are one sequence in the engine, and none can be ended alone.
+        if request.awaits_kv:
+            request.cancelled.add(choice)
+        else:
             self._engine.send(Abort(id, choice))
             self._requests.note_finish(request, choice, FinishReason.STOP)
 
@@ -233,7 +227,9 @@ class DecodeService(DecodeServicer):
         batches: dict[GatewayStream, list[pb.Delta]] = {}
         for delta in output.deltas:
             request = self._requests.get(delta.id)
-            if request is not None:
+            if request is not None and delta.choice in request.cancelled:
+                self._cancel_choice(request.id, delta.choice)
+            elif request is not None and delta.choice in request.choices:
                 wire = delta_to_wire(delta, request.submit.handle, disaggregated=False)
                 request.measure(wire, "decode")
                 batches.setdefault(request.stream, []).append(wire)

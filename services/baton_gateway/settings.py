@@ -39,15 +39,17 @@ class GatewaySettings(PeerSettings):
     prefill_addresses: CommaSeparated = Field(default_factory=list)
     """Prefill pods, as host:port separated by commas. Empty: decode pods prefill for themselves."""
     models_file: Path | None = None
-    """YAML or JSON file with several models, each with its pools of pods, in place of the settings above."""
+    """YAML or JSON file with several models, each with its pools of pods. It replaces the settings that describe one
+    model: model, served_model_name, decode_addresses, prefill_addresses, chat_template, tool_call_parser,
+    reasoning_parser and use_generation_config."""
     namespace: str = ""
     """Kubernetes namespace of the pods that selectors in the models file find. Empty: the gateway's own."""
     canary_configmaps: str = ""
-    """Prefix of the names of the Kubernetes ConfigMaps, in that namespace, with the share of a model's sessions
+    """Prefix of the names of the Kubernetes ConfigMaps, in `namespace`, with the share of a model's sessions
     that another revision gets: PREFIX-values from Helm values, PREFIX-status from the controller, PREFIX-override set
     by hand. An override wins over the controller, and the controller over Helm values."""
     canary_file: Path | None = None
-    """JSON file with the canary of each model, in place of these ConfigMaps; read again when it changes."""
+    """JSON file with the canary of each model, in place of canary_configmaps; read again when it changes."""
     host: str = "0.0.0.0"
     """Address to listen on."""
     port: int = Field(default=8000, ge=0, le=65535)

@@ -65,9 +65,14 @@ class PieceSender:
         taking = asyncio.create_task(session.pieces.get())
         try:
             await asyncio.wait((taking, lost), return_when=asyncio.FIRST_COMPLETED)
-            return taking.result() if taking.done() and not taking.cancelled() else None
+        except asyncio.CancelledError:
+            # The piece is no longer in the queue, so nobody else would free its slot.
+            if taking.done():
+                self.free([taking.result()])
+            raise
         finally:
             taking.cancel()
+        return taking.result() if taking.done() else None
 
     async def _send_all(self, session: Session, connection: socket.socket) -> None:
         while True:

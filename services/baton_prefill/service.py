@@ -22,7 +22,7 @@ from baton_kv.link import ALIVE_S, prefill_handler
 from baton_proto import handover_pb2 as kv
 from baton_proto import serving_pb2 as pb
 from baton_proto.handover_pb2_grpc import PrefillServicer
-from baton_worker.convert import NOT_FINITE_MESSAGE, cache_scope_from_wire, delta_to_wire, sampling_from_wire
+from baton_worker.convert import NOT_FINITE_MESSAGE, delta_to_wire, request_from_wire
 from baton_worker.engine_client import EngineClient
 from baton_worker.intake import Intake, conclude
 from baton_worker.messages import Abort, Add, FreeSlot, Output, Piece
@@ -230,16 +230,7 @@ class PrefillService(PrefillServicer):
         known = len(ticket.prompt_token_ids) + len(ticket.continuation.token_ids)
         if len(session.exports) >= MOST_OPEN or session.open_tokens + known > MOST_OPEN_TOKENS:
             raise MessageRefused("capacity", "ticket", "too many tickets are open on this connection")
-        request = Request(
-            id=next(self._ids),
-            prompt=list(ticket.prompt_token_ids),
-            sampling=sampling_from_wire(ticket.sampling),
-            priority=ticket.priority,
-            exports_from=ticket.first_token,
-            output=list(ticket.continuation.token_ids),
-            choice=ticket.continuation.choice,
-            cache_scope=cache_scope_from_wire(ticket.cache_scope),
-        )
+        request = request_from_wire(next(self._ids), ticket, ticket.first_token)
         check_request(request, self._engine.ready)
         return request
 

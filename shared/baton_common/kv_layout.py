@@ -91,15 +91,16 @@ class KvLayout(msgspec.Struct, array_like=True, frozen=True):
 
     A piece of KV holds layer after layer, of each layer plane after plane, and of each plane [tokens, heads, dim].
 
-    heads: the heads of each layer and the elements of each head, if layers differ (Gemma 4); empty = as the planes
-    have. The planes have room for the largest layer. A layer's heads divide a token's row of a plane evenly, and each
-    uses the beginning of its part. So a range of a plane's heads is the same share of the heads of every layer.
+    heads: of each layer, the number of heads and then the elements of a head in each plane, if layers differ (Gemma 4);
+    empty = as the planes have. The planes have room for the largest layer. A layer's heads divide a token's row of a
+    plane evenly, and each uses the beginning of its part. So a range of a plane's heads is the same share of the heads
+    of every layer.
     """
 
     num_layers: int
     planes: tuple[Plane, ...]
     windows: tuple[int | None, ...] = ()
-    heads: tuple[tuple[int, int], ...] = ()
+    heads: tuple[tuple[int, ...], ...] = ()
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:
@@ -110,6 +111,12 @@ class KvLayout(msgspec.Struct, array_like=True, frozen=True):
     def depth(self) -> int:
         """The layers for which a block has room: as many as the largest group has."""
         return max(len(group.layers) for group in self.groups)
+
+    @property
+    def value_dims(self) -> dict[int, int]:
+        """The elements of a head's value, by those of its key, for all kinds of layers with keys and values."""
+        kinds = [dims for _, *dims in self.heads] or [[plane.dim for plane in self.planes]]
+        return {dims[0]: dims[-1] for dims in kinds}
 
     @property
     def num_heads(self) -> int:

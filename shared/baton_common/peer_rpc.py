@@ -84,7 +84,7 @@ def why_failed(error: grpc.aio.AioRpcError) -> str:
     details = error.details() or error.code().name
     # gRPC says no more when the server refused the TLS handshake, or when only one side speaks TLS.
     if details.startswith("failed to connect") and details.endswith("Socket closed"):
-        return f"{details}; do both pods have --peer-tls-cert-file and the others, or neither, and one authority?"
+        return f"{details}; do both pods or neither have --peer-tls-cert-file, and is their authority the same?"
     if error.code() == grpc.StatusCode.UNAUTHENTICATED:
         return f"{details}; do both pods have --peer-token-file, with a token in common?"
     return details
@@ -155,28 +155,31 @@ class _Readable(grpc.aio.ServerInterceptor):
             return handler
         kind = "unary_stream" if handler.response_streaming else "unary_unary"
         make = getattr(grpc, f"{kind}_rpc_method_handler")
-        behavior = self._guarded(getattr(handler, kind))
+        behavior = _guarded(getattr(handler, kind), self._check)
         return make(behavior, _or_none(handler.request_deserializer), handler.response_serializer)
 
-    def _guarded(self, behavior: Callable[..., Any]) -> Callable[..., Any]:
-        async def check(request: Any, context: Any) -> None:
-            if request is None:
-                refusal = MessageRefused("unreadable", "message", "cannot be parsed")
-                self._refusals.add_message(context.peer(), refusal)
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
+    async def _check(self, request: Any, context: Any) -> None:
+        if request is None:
+            refusal = MessageRefused("unreadable", "message", "cannot be parsed")
+            self._refusals.add_message(context.peer(), refusal)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
 
-        async def answer(request: Any, context: Any) -> Any:
-            await check(request, context)
-            return await behavior(request, context)
 
-        async def stream(request: Any, context: Any) -> Any:
-            await check(request, context)
-            async with aclosing(behavior(request, context)) as responses:
-                async for response in responses:
-                    yield response
+def _guarded(behavior: Callable[..., Any], check: Callable[[Any, Any], Awaitable[None]]) -> Callable[..., Any]:
+    """Return a handler's behavior after a check of the request and its context, which aborts refused calls."""
 
-        # A behaviour that is not a generator either returns one response, or writes its stream to the context.
-        return stream if inspect.isasyncgenfunction(behavior) else answer
+    async def answer(request: Any, context: Any) -> Any:
+        await check(request, context)
+        return await behavior(request, context)
+
+    async def stream(request: Any, context: Any) -> Any:
+        await check(request, context)
+        async with aclosing(behavior(request, context)) as responses:
+            async for response in responses:
+                yield response
+
+    # A behavior that is not a generator either returns one response, or writes its stream to the context.
+    return stream if inspect.isasyncgenfunction(behavior) else answer
 
 
 def _or_none(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -231,23 +234,11 @@ class _PeersOnly(grpc.aio.ServerInterceptor):
             behavior = getattr(handler, kind, None)
             if behavior is not None:
                 make = getattr(grpc, f"{kind}_rpc_method_handler")
-                return make(self._guarded(behavior), handler.request_deserializer, handler.response_serializer)
+                guarded = _guarded(behavior, self._check)
+                return make(guarded, handler.request_deserializer, handler.response_serializer)
         return handler
 
-    def _guarded(self, behavior: Callable[..., Any]) -> Callable[..., Any]:
-        async def answer(request: Any, context: Any) -> Any:
-            await self._check(context)
-            return await behavior(request, context)
-
-        async def stream(request: Any, context: Any) -> Any:
-            await self._check(context)
-            async with aclosing(behavior(request, context)) as responses:
-                async for response in responses:
-                    yield response
-
-        return stream if inspect.isasyncgenfunction(behavior) else answer
-
-    async def _check(self, context: Any) -> None:
+    async def _check(self, _request: Any, context: Any) -> None:
         names = context.auth_context().get("peer_dns", ())
         if self._name.encode() not in names:
             message = f"the client's certificate is not for {self._name!r}"

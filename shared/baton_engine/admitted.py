@@ -13,7 +13,8 @@ class Admitted:
     """The sequences that have their blocks: those that run, each in a row, and those whose KV a source brings.
 
     running: the most urgent first. importing: in order of admission. new_rows: the running sequences whose rows are not
-    in any plan's new_rows yet, by row. held: the number of sequences of each tenant that has any here.
+    in any plan's new_rows yet, by row. held: the rows of each tenant that has any sequences here, with those that
+    are kept for choices which have not forked yet.
 
     Tenants have equal shares of the rows and blocks. A tenant may hold more while no tenant below its share waits.
     """
@@ -29,7 +30,7 @@ class Admitted:
 
     @property
     def rows_left(self) -> int:
-        return self._max_num_seqs - sum(sequence.rows_needed for sequence in (*self.running, *self.importing))
+        return self._max_num_seqs - self.held.total()
 
     @property
     def margin(self) -> int:
@@ -44,7 +45,14 @@ class Admitted:
             insort(self.running, sequence, key=ORDER)
         else:
             self.importing.append(sequence)
-        self.held[sequence.tenant] += 1
+        sequence.rows_held = sequence.rows_needed
+        self.held[sequence.tenant] += sequence.rows_held
+
+    def split(self, sequence: Sequence) -> None:
+        """Give back the rows that were kept for the other choices of a running sequence. They have forked now, and the
+        caller adds them."""
+        self.held[sequence.tenant] -= sequence.rows_held - 1
+        sequence.rows_held = 1
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence whose state has not changed since it was added."""
@@ -55,14 +63,14 @@ class Admitted:
             sequence.row = -1
         else:
             self.importing.remove(sequence)
-        self.held[sequence.tenant] -= 1
+        self.held[sequence.tenant] -= sequence.rows_held
         if not self.held[sequence.tenant]:
             del self.held[sequence.tenant]
 
     def victim(self, sequence: Sequence) -> Sequence:
         """Return the running sequence to preempt for a block of a decode: that decode or a less urgent one.
 
-        It has the least urgent priority and, among those, belongs to the tenant with the most sequences. An export is
+        It has the least urgent priority and, among those, belongs to the tenant with the most rows. An export is
         never preempted, as its KV may be in transfer already, and it needs no further blocks.
         """
         others = (other for other in reversed(self.running) if not other.exports)
@@ -96,13 +104,16 @@ class Admitted:
             return
         for victim in [other for other in reversed(self.running) if not other.exports]:
             if held[victim.tenant] > share and victim.request.priority >= sequence.request.priority:
-                held[victim.tenant] -= victim.rows_needed if rows_are_scarce else victim.num_blocks
-                rows_left += victim.rows_needed
+                held[victim.tenant] -= victim.rows_held if rows_are_scarce else victim.num_blocks
+                rows_left += victim.rows_held
                 yield victim
                 if fits():
                     return
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError if the number of a tenant's sequences is wrong."""
-        if self.held != Counter(each.tenant for each in (*self.running, *self.importing)):
-            raise RuntimeError("the numbers of admitted sequences by tenant are wrong")
+        """Raise RuntimeError if the number of a tenant's rows is wrong."""
+        rows: Counter[bytes] = Counter()
+        for each in (*self.running, *self.importing):
+            rows[each.tenant] += each.rows_needed
+        if self.held != rows:
+            raise RuntimeError("the numbers of rows by tenant are wrong")

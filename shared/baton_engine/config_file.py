@@ -31,6 +31,11 @@ class ConfigFile:
             raise ConfigError(f"{path} is not a JSON object")
         return cls(fields)
 
+    def with_defaults(self, defaults: dict[str, Any]) -> "ConfigFile":
+        """Return these fields, and the default of each field that is absent."""
+        present = {name: value for name, value in self.fields.items() if value is not None}
+        return ConfigFile({**defaults, **present})
+
     @property
     def architecture(self) -> str:
         names = self.fields.get("architectures")

@@ -1,11 +1,12 @@
 """One pass of a model over the tokens of a step."""
 
 from collections.abc import Callable
+from typing import cast
 
 import msgspec
 import torch
 
-from .attention.backend import AttentionBackend
+from .attention.backend import AttentionBackend, SelectingBackend
 from .kv_cache import KvCache
 
 
@@ -57,6 +58,13 @@ class Context:
     def queries(self, tokens: int, heads: int, head_dim: int) -> torch.Tensor | None:
         """Return the tensor for a layer's queries, [tokens, heads, head_dim]; None = the layer allocates one."""
         return None
+
+    def select(self, layer: int, queries: torch.Tensor, weights: torch.Tensor) -> None:
+        """Select the tokens to which this layer and those after it attend, until another layer selects.
+
+        queries, weights: as SelectingBackend.select has them. The index keys of the step's tokens are in the cache.
+        """
+        cast(SelectingBackend, self._backend).select(layer, queries, weights)
 
     def attend(self, layer: int, q: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
         """Return attention, [T, heads, elements of a value], of queries [T, heads, head_dim] over the cache, which has

@@ -21,7 +21,7 @@ from .cuda_graph import Recorder
 from .decode_graphs import DecodeGraphs
 from .device_sampler import DeviceSampler, Drawn
 from .draw_groups import RowDraw
-from .executor import Fence, Launched
+from .executor import Fence, LaunchedHere
 from .layer_marks import LayerMarks
 from .loading import Progress
 from .logprobs import logprob_columns
@@ -95,7 +95,8 @@ class CudaRunner(Runner):
         )  # fmt: skip
 
     def start(self) -> None:
-        steps = warm_up_steps(self._config, self.max_model_len, self._num_groups)
+        lengths = self.model.attention_lengths(self.max_model_len)
+        steps = warm_up_steps(self._config, lengths, self._num_groups)
         with watching() as unmeasured:
             self._compile(steps)
         # Either all ranks compile again or none does, because steps contain collective operations.
@@ -191,7 +192,7 @@ class CudaRunner(Runner):
         most = min(config.max_num_batched_tokens, self.max_model_len)
         self._token_graphs = TokenGraphs(
             self._model, self.cache, self._backend, self._table.resolve, recorder, self._block_size, most,
-            self.model.num_heads, self.model.head_dims, self._progress, self._ranks, self._graph_input,
+            self.model.query_shapes, self._progress, self._ranks, self._graph_input,
         )  # fmt: skip
         if isinstance(self._backend, TritonPaged):
             # Steps with decodes launch more kernels than the steps that were timed, while the host also sends tokens.
@@ -206,7 +207,7 @@ class CudaRunner(Runner):
             )  # fmt: skip
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> Launched:
+    def launch(self, plan: StepPlan) -> LaunchedHere:
         self.cache.copy(plan.copies)
         self._table.take(plan)
         if self._decode_graphs and self._decode_graphs.fits(plan):
@@ -223,7 +224,7 @@ class CudaRunner(Runner):
         if self._graph_input is not None:
             self._stage.receive(self._graph_input[:tokens])
 
-    def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> Launched:
+    def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> LaunchedHere:
         self._receive(len(plan.rows))
         done = graphs.replay(plan)
         launched = StepInFlight(done.result, plan.draws)
@@ -237,7 +238,7 @@ class CudaRunner(Runner):
             self._draw(launched, plan, draws, done.logits, done.inputs, done.result)
         return launched.send()
 
-    def _run(self, plan: StepPlan) -> Launched:
+    def _run(self, plan: StepPlan) -> LaunchedHere:
         """Compute a step of any kind."""
         self._table.upload_blocks(plan)
         count = plan.num_tokens
@@ -258,7 +259,7 @@ class CudaRunner(Runner):
 
     def _draw_all(
         self, plan: StepPlan, batch: AttentionBatch, hidden: torch.Tensor, ids: torch.Tensor, marks: LayerMarks | None
-    ) -> Launched:
+    ) -> LaunchedHere:
         """Launch the draws of a plan. hidden, ids: of at least the step's tokens."""
         count = plan.num_tokens
         tokens = torch.empty(sum(plan.draws), dtype=torch.int64, device=self.device)
@@ -353,6 +354,4 @@ class CudaRunner(Runner):
         # No stage knows how far the others are.
         longest = max(plan.exported, default=0) if self._stage.count == 1 else 0
         groups = min(longest * self.cache.layout.token_bytes // _GROUP_BYTES, _MOST_GROUPS, self.model.kv_layers)
-        # Other ranks have no event of this rank to wait for, so they pack only what is complete.
-        ahead = _AHEAD if self._ranks.count == 1 else 0
-        return LayerMarks(self.model.kv_layers, groups, ahead) if groups else None
+        return LayerMarks(self.model.kv_layers, groups, _AHEAD) if groups else None

@@ -89,7 +89,7 @@ class DrawPlan(msgspec.Struct):
     groups: list[Group]
     counts: list[int | None]  # the number of alternatives that each draw wants logprobs of; None = no logprobs
     wanted_rows: list[int]  # rows of logits of the draws that want logprobs
-    wanted: torch.Tensor  # the places of their tokens among those of the step
+    wanted: torch.Tensor  # the indices of their tokens among those of the step
     wanted_logits_rows: torch.Tensor  # wanted_rows on the device
 
 

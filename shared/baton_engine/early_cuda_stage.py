@@ -8,7 +8,7 @@ from .attention.backend import AttentionBatch, GraphBackend
 from .cuda_runner import CudaRunner
 from .decode_graphs import DecodeGraphs
 from .early_stage import PassedOn
-from .executor import Launched
+from .executor import LaunchedHere
 from .layer_marks import LayerMarks
 from .results import Results
 from .shard import ALONE
@@ -27,16 +27,16 @@ class EarlyCudaRunner(CudaRunner):
             self._model, self.cache, backend, self._table, self._block_size, 0, self.device, ALONE, self._graph_input
         )
 
-    def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> Launched:
+    def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> LaunchedHere:
         self._receive(len(plan.rows))
         return self._pass_on(graphs.replay(plan).result)
 
     def _draw_all(
         self, plan: StepPlan, batch: AttentionBatch, hidden: torch.Tensor, ids: torch.Tensor, marks: LayerMarks | None
-    ) -> Launched:
+    ) -> LaunchedHere:
         return self._pass_on(hidden[: plan.num_tokens])
 
-    def _pass_on(self, hidden: torch.Tensor) -> Launched:
+    def _pass_on(self, hidden: torch.Tensor) -> LaunchedHere:
         # The next graph writes to the same memory, perhaps before the next stage has received this.
         self._stage.send(hidden.clone())
         end = torch.cuda.Event()  # type: ignore[no-untyped-call]

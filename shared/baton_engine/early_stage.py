@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from .attention.backend import AttentionBatch
-from .executor import Fence, Launched
+from .executor import LaunchedHere, WithoutLayers
 from .results import Results
 from .runner import Runner
 from .step_plan import StepPlan
@@ -17,12 +17,12 @@ class EarlyRunner(Runner):
         """Take rows and the tokens that the last stage has drawn for them. The next plan may compute these tokens."""
         self._table.extend(drawn)
 
-    def _finish(self, plan: StepPlan, batch: AttentionBatch, hidden: torch.Tensor) -> Launched:
+    def _finish(self, plan: StepPlan, batch: AttentionBatch, hidden: torch.Tensor) -> LaunchedHere:
         self._stage.send(hidden)
         return PassedOn()
 
 
-class PassedOn:
+class PassedOn(WithoutLayers):
     """A step of which a stage has computed its part. The results are those of the last stage."""
 
     def draw_masked(self, masks: np.ndarray) -> None:
@@ -33,6 +33,3 @@ class PassedOn:
 
     def done(self) -> bool:
         return True
-
-    def layers_ready(self) -> tuple[int, Fence | None]:
-        return 0, None

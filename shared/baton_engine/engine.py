@@ -71,12 +71,13 @@ class Engine:
         self._bound_chunks()
         self._step_tokens = Histogram(STEP_TOKENS_BUCKETS)
         self._exports = Exports(layout, config.block_size)
+        self._ended: list[Delta] = []  # the ends of imported sequences that no step has reported
 
-    def layout(self) -> dict[str, object]:
+    def fingerprint_facts(self) -> dict[str, object]:
         """Return the facts that two engines must share for one to decode on the other's KV."""
-        layout = {**self.model.layout(), **self.runner.cache.facts}
+        facts = {**self.model.fingerprint_facts(), **self.runner.cache.facts}
         # Engines of earlier versions, which serve no quantized weights, do not have this field.
-        return layout if self.runner.quantization == "none" else {**layout, "quantization": self.runner.quantization}
+        return facts if self.runner.quantization == "none" else {**facts, "quantization": self.runner.quantization}
 
     @property
     def has_work(self) -> bool:
@@ -105,7 +106,7 @@ class Engine:
         if not sequences:
             self._sequences.pop(id, None)
             self._imports.end(id)
-            self._exports.first_unsent.pop(id, None)
+            self._exports.end(id)
 
     def step(self, on_wait: Callable[[], None] | None = None) -> StepResult:
         """Start the next step and return the results that became known, possibly none.
@@ -136,6 +137,8 @@ class Engine:
             self._collect(result)
         if self._in_flight:
             self._draw_masked()
+        result.deltas += self._ended
+        self._ended = []
         return result
 
     def _draw_masked(self) -> None:
@@ -186,25 +189,15 @@ class Engine:
                 result.exports += self._exports.hand_out(sequence, count, end, bool(choices), self.model.kv_layers)
             if choices:
                 self._append(sequence, choices, result.deltas)
-        self._exports.layers_sent = 0
+        self._exports.step_ended()
 
     def early_exports(self) -> list[Export]:
-        """Return the KV of exports that the step in flight has computed since the last call, or is about to: some
-        layers of long prompts."""
+        """Return KV of exports in the oldest step in flight: the groups of layers of long prompts that no earlier call
+        has returned. The device may still compute them; the fence of each Export marks their end."""
         if not self._in_flight:
             return []
         step, launched = self._in_flight.oldest
-        layers, fence = launched.layers_ready()
-        if layers <= self._exports.layers_sent:
-            return []
-        exports: list[Export] = []
-        for (sequence, count, end), draws in zip(step, step.plan.draws, strict=True):
-            if sequence.exports and sequence.state is not State.FINISHED:
-                exports += self._exports.hand_out(sequence, count, end, draws > 0, layers)
-        for export in exports:
-            export.fence = fence
-        self._exports.layers_sent = layers
-        return exports
+        return self._exports.hand_out_layers(step, *launched.layers_ready())
 
     def import_kv(self, id: int, generation: int, extent: Extent, values: torch.Tensor) -> bool | None:
         """Put KV from a source into a waiting request's blocks, in the current stream.
@@ -263,8 +256,8 @@ class Engine:
             self._fork(sequence, first_tokens)
             group = list(self._sequences[id])
         for choice in group:
-            if choice.known > choice.given_len and choice.finish_reason():
-                self._finish(choice)
+            if choice.known > choice.given_len and (reason := choice.finish_reason()):
+                self._end_imported(choice, reason)
             else:
                 self.scheduler.add(choice)
 
@@ -293,7 +286,7 @@ class Engine:
     def check_integrity(self) -> None:
         """Compare every counter with the objects that it counts. Raises RuntimeError on the first difference. Call this
         only while the engine is idle."""
-        tables = {"import": self._imports.waiting.keys(), "export": self._exports.first_unsent.keys()}
+        tables = {"import": self._imports.waiting.keys(), "export": self._exports.ids}
         check_integrity(self.allocator, self.scheduler, self._sequences, tables)
 
     def _bound_chunks(self) -> None:
@@ -319,16 +312,22 @@ class Engine:
             return
         sequence = entry.sequence
         self._imports.end(sequence.request.id)
+        # The first step on this KV shows whether it is finite, and only then it enters the prefix cache.
         self.scheduler.end_import(sequence)
-        self.allocator.settle(sequence, sequence.computed)
         if entry.first_tokens is None:
             self.scheduler.start(sequence)
             return
         self._fork(sequence, entry.first_tokens)
         for choice in list(self._sequences[sequence.request.id]):
             self.scheduler.start(choice)
-            if choice.finish_reason() in (FinishReason.STOP, FinishReason.LENGTH):
-                self._finish(choice)
+            if (reason := choice.finish_reason()) in (FinishReason.STOP, FinishReason.LENGTH):
+                self._end_imported(choice, reason)
+
+    def _end_imported(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Finish a sequence that ends with its first token, which the client has. The client may not know the reason:
+        a prefill pod of another version may judge the token differently."""
+        self._ended.append(Delta(sequence.request.id, sequence.choice, sequence.output_len, [], [], reason))
+        self._finish(sequence)
 
     def _fork(self, sequence: Sequence, tokens: list[int]) -> None:
         """Give each choice of a request its first token and its own sequence over shared blocks."""
@@ -365,11 +364,7 @@ class Engine:
             return
         self._fork(sequence, [choice.token for choice in choices])
         group = list(self._sequences[sequence.request.id])
-        for other in group[1:]:
-            if sequence.state is State.RUNNING:
-                self.scheduler.start(other)
-            else:
-                self.scheduler.add(other)
+        self.scheduler.split(sequence, group[1:])
         for member, choice in zip(group, choices, strict=True):
             self._report(member, choice, deltas)
 

@@ -34,6 +34,13 @@ class Launched(Protocol):
         """Return a number of layers and a fence behind their KV. Without a fence, their KV is complete already."""
 
 
+class LaunchedHere(Launched, Protocol):
+    """A step that a runner of this process has launched."""
+
+    def behind_layers(self, layers: int) -> "Fence | None":
+        """Return the fence behind the KV of so many layers, a number that `layers_ready` has returned on any rank."""
+
+
 class Fence(Protocol):
     """Marks the end of all work that was launched before the fence was made."""
 
@@ -41,10 +48,18 @@ class Fence(Protocol):
         """Make work that is launched into the current stream from now on begin after the fence."""
 
 
-class RanksFence(msgspec.Struct):
-    """Implements Fence on several ranks. launched: how many steps had been launched on each. own: that of rank 0."""
+class StepMark(msgspec.Struct):
+    """A place in the work of every rank of a pod: behind the first `launched` steps, or if `layers` is not 0, behind
+    the KV of so many layers of the last of these steps."""
 
     launched: int
+    layers: int = 0
+
+
+class RanksFence(msgspec.Struct):
+    """Implements Fence on several ranks, each of which has its own fence at the mark. own: that of rank 0."""
+
+    mark: StepMark
     own: Fence | None
 
     def wait(self) -> None:
@@ -52,7 +67,17 @@ class RanksFence(msgspec.Struct):
             self.own.wait()
 
 
-class Done(msgspec.Struct):
+class WithoutLayers:
+    """A part of LaunchedHere: the KV of all layers is complete when the step is over, and nothing is known before."""
+
+    def layers_ready(self) -> tuple[int, Fence | None]:
+        return 0, None
+
+    def behind_layers(self, layers: int) -> Fence | None:
+        return None
+
+
+class Done(WithoutLayers, msgspec.Struct):
     """A step whose results were complete when `launch` returned."""
 
     results: Results
@@ -65,9 +90,6 @@ class Done(msgspec.Struct):
 
     def done(self) -> bool:
         return True
-
-    def layers_ready(self) -> tuple[int, Fence | None]:
-        return 0, None
 
 
 class KvStore(Protocol):

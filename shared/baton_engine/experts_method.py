@@ -24,15 +24,17 @@ class JoinedForm:
     """How a checkpoint stores the experts of a layer together: one tensor for gates and ups, one for the outputs.
 
     gate_up, down: the tensors' names. interleaved: gates and ups alternate, and all parts have biases (gpt-oss).
-    Otherwise gates come first, and no part has a bias. up: the name of a separate tensor for ups; each of the three is
-    then [experts * units, hidden] (DBRX). activation: that of the gate. apart: the prefix before the number of each
-    expert in checkpoints that store experts one by one; "" = the prefix of the joint tensors.
+    Otherwise gates come first, and no part has a bias. up: the name of a separate tensor for ups (Step 3.5). flat: each
+    tensor is [experts * units, hidden], which needs such a tensor for ups (DBRX). activation: that of the gate. apart:
+    the prefix before the number of each expert in checkpoints that store experts one by one; "" = the prefix of the
+    joint tensors.
     """
 
     gate_up: str = "gate_up_proj"
     down: str = "down_proj"
     interleaved: bool = False
     up: str | None = None
+    flat: bool = False
     activation: ExpertGate = "silu"
     apart: str = ""
 

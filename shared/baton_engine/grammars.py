@@ -38,6 +38,9 @@ _SPACE = r"[ \t\r\n]{1,32}"
 _END = "\U0010fffd"
 # Finds Lark, as llguidance does. Its own pattern takes quadratic time over empty lines, with the interpreter lock held.
 _LARK = re.compile(r"^[^\S\n]*(?:%llguidance\b|start\s*:)", re.MULTILINE)
+# The library converts GBNF in Python, and may read all of it again for each rule. To read this many characters takes up
+# to a second.
+_MOST_GBNF_READS = 1 << 23
 
 
 class GrammarError(ValueError):
@@ -170,9 +173,7 @@ def _source(grammar: Grammar) -> str:
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(grammar.text)
         case GrammarKind.EBNF:
-            return LLMatcher.grammar_from_lark(
-                grammar.text if _LARK.search(grammar.text) else gbnf_to_lark(grammar.text)
-            )
+            return LLMatcher.grammar_from_lark(grammar.text if _LARK.search(grammar.text) else _from_gbnf(grammar.text))
         case GrammarKind.CHOICE:
             texts = [json.dumps(text) for text in json.loads(grammar.text)]
             # As one terminal the texts are matched by the lexer, which has room for more of them than the parser.
@@ -183,6 +184,13 @@ def _source(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_lark(_tool_calls(**json.loads(grammar.text)))
         case kind:
             raise ValueError(f"kind {kind} is unknown to this version")
+
+
+def _from_gbnf(text: str) -> str:
+    if text.count("::=") * len(text) > _MOST_GBNF_READS:
+        raise ValueError("it has so many rules that its conversion from GBNF would take too long; write it in Lark")
+    converted: str = gbnf_to_lark(text)
+    return converted
 
 
 def _json(schema: str) -> str:

@@ -32,7 +32,7 @@ class JoinedTensors:
         # Some tools store weights as [inputs, outputs]. The shape shows it, unless a weight is square.
         self._plain = form.down in source and (
             (source.stored_shape(form.gate_up), source.stored_shape(form.down))
-            == ((experts, 2 * size, hidden), (experts, hidden, size))
+            == ((experts, 2 * size if form.up is None else size, hidden), (experts, hidden, size))
         )
         # The part of each tensor that was taken last, and its experts: a tensor is needed for gates and again for ups.
         self._held: dict[str, tuple[range, torch.Tensor]] = {}
@@ -101,7 +101,7 @@ class JoinedTensors:
         """Return the parts of some experts of a joined tensor, [experts, *shape]."""
         plain = self._is_plain(joined, shape)
         rows, *others = shape if plain else shape[::-1]
-        if self._form.up is None:
+        if not self._form.flat:
             part = slice(numbers.start, numbers.stop)
             tensor = self._source.take(joined, (self._experts, rows, *others), (part,), dtype)
         else:
@@ -111,7 +111,7 @@ class JoinedTensors:
 
     def _is_plain(self, joined: str, shape: tuple[int, ...]) -> bool:
         """Whether a tensor stores `shape` = [outputs, inputs] for each expert, and not [inputs, outputs]."""
-        if self._form.up is not None or len(shape) == 1:
+        if self._form.flat or len(shape) == 1:
             return joined != self._form.down
         stored, turned = self._source.stored_shape(joined), (self._experts, *shape[::-1])
         return stored == (self._experts, *shape) and (stored != turned or self._plain)

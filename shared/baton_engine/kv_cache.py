@@ -164,9 +164,10 @@ class KvCache:
         """Return a layer's planes with the heads that the layer has."""
         if not self.layout.heads:
             return planes
-        heads, dim = self.layout.heads[layer]
+        heads, *dims = self.layout.heads[layer]
         return tuple(
-            plane.view(*plane.shape[:2], heads, plane.shape[2] * plane.shape[3] // heads)[..., :dim] for plane in planes
+            plane.view(*plane.shape[:2], heads, plane.shape[2] * plane.shape[3] // heads)[..., :dim]
+            for plane, dim in zip(planes, dims, strict=True)
         )
 
     def _place(self, run: Run) -> int:

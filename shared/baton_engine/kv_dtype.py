@@ -31,10 +31,11 @@ def choose_kv_dtype(requested: str, model: ModelConfig, dtype: torch.dtype) -> t
             f"{instead}"
         )
     # KV is moved in words of 32 bits.
-    if model.head_dim % 4:
-        raise ConfigError(
-            f"--kv-cache-dtype fp8 needs a head_dim that is a multiple of 4, this model has {model.head_dim}: {instead}"
-        )
+    for name, dim in (("head_dim", model.head_dim), ("v_head_dim", model.value_dim)):
+        if dim % 4:
+            raise ConfigError(
+                f"--kv-cache-dtype fp8 needs a {name} that is a multiple of 4, this model has {dim}: {instead}"
+            )
     return FP8
 
 

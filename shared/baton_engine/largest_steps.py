@@ -28,19 +28,23 @@ _MASKED = msgspec.structs.replace(_EVERYTHING, prompt_logprobs=20, grammar=Gramm
 _UNEDITED = SamplingParams(max_tokens=2, temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=20)
 
 
-def forward_steps(config: EngineConfig, max_model_len: int, num_groups: int = 1) -> list[StepPlan]:
+def forward_steps(config: EngineConfig, lengths: list[int], num_groups: int = 1) -> list[StepPlan]:
     """Return the largest steps of few sequences: whole prompts, and the last chunk of a sequence of full length.
 
-    A short chunk of such a sequence is the last of them: attention may compute it in another way than a long one.
-    All their sequences use block 0 only. num_groups: groups of layers, which have block tables of their own.
+    A short chunk of such a sequence comes after them: attention may compute it in another way than a long one. All
+    their sequences use block 0 only. lengths: as ModelConfig.attention_lengths returns them; each has such steps.
+    num_groups: groups of layers, which have block tables of their own.
     """
-    prompts = _split(config.max_num_batched_tokens, config.max_num_seqs, max_model_len, fewest=True)
-    chunk = min(config.max_num_batched_tokens, max_model_len)
-    return [
-        plan_of(config, num_groups, [(count, count) for count in prompts], [PLAIN] * len(prompts)),
-        plan_of(config, num_groups, [(chunk, max_model_len)], [PLAIN]),
-        plan_of(config, num_groups, [(min(_SHORT_CHUNK, chunk), max_model_len)], [PLAIN]),
-    ]
+    plans = []
+    for longest in lengths:
+        prompts = _split(config.max_num_batched_tokens, config.max_num_seqs, longest, fewest=True)
+        chunk = min(config.max_num_batched_tokens, longest)
+        plans += [
+            plan_of(config, num_groups, [(count, count) for count in prompts], [PLAIN] * len(prompts)),
+            plan_of(config, num_groups, [(chunk, longest)], [PLAIN]),
+            plan_of(config, num_groups, [(min(_SHORT_CHUNK, chunk), longest)], [PLAIN]),
+        ]
+    return plans
 
 
 def sampling_steps(config: EngineConfig, max_model_len: int, num_groups: int = 1) -> list[StepPlan]:

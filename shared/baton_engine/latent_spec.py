@@ -40,6 +40,18 @@ class LatentSpec(AttentionSpec, frozen=True, kw_only=True):
         return before * self.rank * (self.key_dim + self.value_dim) <= saved
 
 
+class IndexedLatentSpec(LatentSpec, frozen=True, kw_only=True):
+    """Latent attention over only the tokens that an indexer selects (DeepSeek-AI, "DeepSeek-V3.2", 2025).
+
+    selected: the most tokens that a query attends to. index_heads: heads of the indexer's queries. index_dim: elements
+    of such a head, and of the index key of a token in the cache.
+    """
+
+    selected: int
+    index_heads: int
+    index_dim: int
+
+
 def shared_spec(specs: tuple[AttentionSpec, ...]) -> LatentSpec:
     """Return the spec of all layers."""
     [spec] = set(specs)

@@ -32,3 +32,7 @@ class LayerMarks:
             self._groups.popleft()
             self._ready = end, self._events[end]
         return self._ready
+
+    def behind(self, layers: int) -> torch.cuda.Event:
+        """Return the event behind the KV of so many layers, which must be the end of a group."""
+        return self._events[layers]

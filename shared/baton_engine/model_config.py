@@ -45,14 +45,30 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_layers(self) -> int:
-        """How many layers have keys and values of their own. They come first, and the others read those of one of
-        them."""
+        """How many layers have keys and values of their own. These are the first ones. Each later layer reads the keys
+        and values of one of them."""
         return self.num_layers
 
     @property
+    def value_dim(self) -> int:
+        """The elements of a head's value, of which its key and its query have head_dim."""
+        return self.head_dim
+
+    @property
     def head_dims(self) -> tuple[int, ...]:
-        """The dims of heads in all kinds of layers."""
+        """The dims of keys in all kinds of layers."""
         return (self.head_dim,)
+
+    @property
+    def known_tokens(self) -> int:
+        """How many token ids the model was made for. Those from vocab_size on stand for images, which are not
+        served."""
+        return self.vocab_size
+
+    @property
+    def query_shapes(self) -> tuple[tuple[int, int], ...]:
+        """The number of query heads and their dim in all kinds of layers."""
+        return tuple((self.num_heads, dim) for dim in self.head_dims)
 
     @property
     def default_model_len(self) -> int:
@@ -77,20 +93,28 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def projections(self) -> list[tuple[int, int]]:
         """Outputs and inputs of each matrix around one layer's attention."""
-        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        return [(queries + 2 * keys, self.hidden_size), (self.hidden_size, queries)]
+        keyed = (self.num_heads + self.num_kv_heads) * self.head_dim
+        outputs = keyed + self.num_kv_heads * self.value_dim
+        return [(outputs, self.hidden_size), (self.hidden_size, self.num_heads * self.value_dim)]
 
     @property
     def kv_elements(self) -> int:
         """Elements that the cache holds of one token in one layer."""
         return sum(plane.heads * plane.dim for plane in self.kv_layout(self.dtype).planes)
 
+    def attention_lengths(self, longest: int) -> list[int]:
+        """Return the tokens of the longest sequence for each way in which attention is computed, in ascending order.
+
+        The last number is `longest`, the most tokens of any sequence.
+        """
+        return [longest]
+
     def pair_operations(self, decode: bool) -> int:
         """Return the additions and multiplications in one layer's attention for each pair of a query and a key.
 
         decode: with one new token for each sequence.
         """
-        return 4 * self.num_heads * self.head_dim
+        return 2 * self.num_heads * (self.head_dim + self.value_dim)
 
     def layer_weights_read(self, tokens: float) -> float:
         """Return how many elements of one layer's weight matrices a step of so many tokens reads."""
@@ -115,7 +139,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             attention=tuple(spec.part(heads) for spec in self.attention),
         )
 
-    def layout(self) -> dict[str, Any]:
+    def fingerprint_facts(self) -> dict[str, Any]:
         """Return the facts that two engines must share for one to decode on the other's KV."""
         # The fields are listed by name, so that a field added in a later version does not change the fingerprint:
         # engines of both versions can still exchange KV.
@@ -133,6 +157,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def kv_layout(self, dtype: str) -> KvLayout:
         """Return the layout of the model's KV in a cache of this dtype."""
-        planes = (Plane(name, self.num_kv_heads, self.head_dim, dtype) for name in ("key", "value"))
+        dims = {"key": self.head_dim, "value": self.value_dim}
+        planes = tuple(Plane(name, self.num_kv_heads, dim, dtype) for name, dim in dims.items())
         windows = self.sliding_windows[: self.kv_layers]
-        return KvLayout(self.kv_layers, tuple(planes), windows if any(windows) else ())
+        return KvLayout(self.kv_layers, planes, windows if any(windows) else ())

@@ -9,6 +9,7 @@ from baton_kernels.reference.activation import gate_mul_reference, quantize_gate
 from baton_kernels.reference.blocks import checksum_reference, gather_kv_reference, scatter_kv_reference
 from baton_kernels.reference.experts import experts_reference
 from baton_kernels.reference.grouped_linear import grouped_linear_reference
+from baton_kernels.reference.indexed import index_rope_and_cache_reference
 from baton_kernels.reference.latent import latent_rope_and_cache_reference
 from baton_kernels.reference.linear import linear_reference
 from baton_kernels.reference.norm import (
@@ -43,6 +44,7 @@ class Ops(msgspec.Struct, frozen=True, kw_only=True):
     quantize_gate: Callable[..., QuantizedRows]
     rope_and_cache: Callable[..., torch.Tensor]
     latent_rope_and_cache: Callable[..., torch.Tensor]
+    index_rope_and_cache: Callable[..., torch.Tensor]
     route: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
     run_experts: Callable[..., torch.Tensor]
     run_quantized_experts: Callable[..., torch.Tensor]
@@ -64,6 +66,7 @@ TORCH = Ops(
     quantize_gate=quantize_gate_reference,
     rope_and_cache=rope_and_cache_reference,
     latent_rope_and_cache=latent_rope_and_cache_reference,
+    index_rope_and_cache=index_rope_and_cache_reference,
     route=route_reference,
     run_experts=experts_reference,
     run_quantized_experts=quantized_experts_reference,

@@ -48,7 +48,7 @@ class ReadAhead:
         piece_bytes: int = PIECE_BYTES,
     ) -> None:
         if device.type == "cuda" and device.index is None:
-            # The current device is that of a thread.
+            # Each thread has a current device of its own.
             device = torch.device("cuda", torch.cuda.current_device())
         self._device = device
         self._ahead_bytes = ahead_bytes
@@ -175,7 +175,8 @@ class _Lane:
         self._turns = cycle([(buffer, torch.cuda.Event(blocking=True)) for buffer in self._buffers])  # type: ignore[no-untyped-call]
 
     def read(self, file: int, begin: int, target: torch.Tensor, free: torch.cuda.Event) -> torch.cuda.Event:
-        """Read into the target. Returns an event behind the copy to it. free: marks when it may be written to."""
+        """Read into the target. Returns an event at the end of the copy. free: the target may be overwritten after
+        this event."""
         buffer, emptied = next(self._turns)
         emptied.synchronize()
         buffer = buffer[: len(target)]

@@ -16,7 +16,7 @@ from .attention.select import backend_class, select_backend
 from .config import ConfigError, EngineConfig
 from .context import Context, Tokens
 from .device import choose_dtype, find_device
-from .executor import Done, Fence, Launched
+from .executor import Done, Fence, LaunchedHere
 from .kv_cache import KvCache
 from .kv_calibration import calibration_prompts, largest_kv
 from .kv_dtype import check_fp8_kv, choose_kv_dtype
@@ -97,7 +97,7 @@ class Runner:
                 "that the model was made for"
             )
         folder = Path(config.model)
-        check_tokenizer(folder, model.vocab_size)
+        check_tokenizer(folder, model.known_tokens)
         self._config = config
         self._block_size = config.block_size
         layout = model.kv_layout(dtype_name(choose_kv_dtype(config.kv_cache_dtype, model, dtype)))
@@ -216,8 +216,9 @@ class Runner:
             return unmeasured(self._memory, self._weights_bytes)
         # One block is enough, as the sequences of the largest steps share it.
         self.cache.allocate(1)
-        config = self._config
-        few, many = (steps(config, self.max_model_len, self._num_groups) for steps in (forward_steps, sampling_steps))
+        config, lengths = self._config, self.model.attention_lengths(self.max_model_len)
+        few = forward_steps(config, lengths, self._num_groups)
+        many = sampling_steps(config, self.max_model_len, self._num_groups)
         run = self._run_all
         graphs, pairs = self._graphs_bytes, config.set_aside_bytes
         budget = measure(self._memory, self._share, graphs, lambda: run(few), lambda: run(many), pairs)
@@ -260,7 +261,7 @@ class Runner:
             ) from None
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> Launched:
+    def launch(self, plan: StepPlan) -> LaunchedHere:
         """Compute a step. If some of its draws wait for masks, all of them happen in `draw_masked`."""
         self.cache.copy(plan.copies)
         self._table.take(plan)
@@ -274,7 +275,7 @@ class Runner:
     def learn(self, drawn: list[tuple[int, int]]) -> None:
         """Take rows and the tokens that another stage has drawn for them. This runner draws tokens itself."""
 
-    def _finish(self, plan: StepPlan, batch: AttentionBatch, hidden: torch.Tensor) -> Launched:
+    def _finish(self, plan: StepPlan, batch: AttentionBatch, hidden: torch.Tensor) -> LaunchedHere:
         """Draw the tokens of a plan. hidden: [T, hidden] of the batch's tokens."""
         results = Results([], self._all_prompt_logprobs(plan, batch, hidden))
         last = [end - 1 for end, draws in zip(batch.starts[1:], plan.draws, strict=True) if draws]

@@ -58,9 +58,10 @@ class Scheduler:
     ) -> None:
         """max_export_blocks: blocks that all exports may hold before further exports wait; a single one may hold more.
 
-        chunk_tokens: the work of prompts, in tokens without context, for a step that also decodes while few tokens are
-        queued, or for any step with prefill_only; 0 = as many as fit. prefill_only: as in EngineConfig. reach: as
-        Imports.reach. stages: as in Executor; each step decodes 1 / stages of the sequences.
+        chunk_tokens: the most work of prompts in a step, in tokens without context; 0 = as many as fit. With
+        prefill_only it bounds every step. Otherwise it bounds steps that also decode, and grows while many tokens are
+        queued. prefill_only: as in EngineConfig. reach: as Imports.reach. stages: as in Executor; each step decodes
+        1 / stages of the sequences.
         """
         self.allocator = allocator
         self.pool = allocator.pool
@@ -124,6 +125,16 @@ class Scheduler:
         sequence.began_at = sequence.began_at or time.monotonic()
         self._admitted.add(sequence)
 
+    def split(self, sequence: Sequence, others: list[Sequence]) -> None:
+        """Let the other choices of a request run beside the first one, or wait like it. They have just forked."""
+        if sequence.state is State.RUNNING:
+            self._admitted.split(sequence)
+            for other in others:
+                self.start(other)
+        else:
+            for other in others:
+                self.add(other)
+
     def end_import(self, sequence: Sequence) -> None:
         """Note that all KV of a sequence has been imported. The caller still has to start it."""
         self._admitted.remove(sequence)
@@ -138,7 +149,7 @@ class Scheduler:
         copies: list[tuple[int, int]] = []
         new_blocks: list[NewBlock] = []
         running, size, budget = State.RUNNING, self._block_size, StepBudget(self._max_num_batched_tokens)
-        # Each stage of a pipeline works on a different step, and so on different sequences.
+        # Each stage of a pipeline works on a different step, and a decoding sequence is in one step at a time.
         most_decodes = min(budget.tokens, -(-len(self.running) // self._stages))
         for sequence in self.running.copy():
             computed = sequence.computed

@@ -105,7 +105,8 @@ class Sequence:
       prompt's place in the queue, negative before it has one, and `order` says who goes first: smaller is more urgent.
       `import_end`: a source brings the KV of the tokens before this one that are not cached; 0 = the engine computes
       them.
-    - `admitted`: `row`, the sequence's place among the running ones, -1 when it does not run.
+    - `admitted`: `row`, the sequence's place among the running ones, -1 when it does not run, and `rows_held`, the
+      rows that are counted for it.
     - the block allocator: `tables`, the block table of each group of layers, whose first blocks the sequence may have
       as `shared` with its forks. `cached` counts the tokens whose KV the prefix cache had when the sequence was
       admitted. `settled` counts the full blocks that are computed, finite and known to the prefix cache.
@@ -135,6 +136,7 @@ class Sequence:
         self.splits = sampling.n > 1 or self.exports  # no step may follow before its first new tokens are read
         self.num_tokens = self.given_len
         self.row = -1
+        self.rows_held = 0
         self.computed = 0
         self.cached = 0
         self.settled = 0

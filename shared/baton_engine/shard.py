@@ -138,17 +138,18 @@ class Heads(Replicated):
     """Each rank computes some heads of each projection, and the results stay apart.
 
     dim: outputs of a head. divided: how many of the projections have heads, the first ones; None = all. Each rank
-    computes the others as a whole.
+    computes the others as a whole. last_dim: outputs of a head in the last projection that has heads; None = dim.
     """
 
-    def __init__(self, ranks: Ranks, dim: int, divided: int | None = None) -> None:
-        self._ranks, self._dim, self._divided = ranks, dim, divided
+    def __init__(self, ranks: Ranks, dim: int, divided: int | None = None, last_dim: int | None = None) -> None:
+        self._ranks, self._dim, self._divided, self._last_dim = ranks, dim, divided, last_dim or dim
 
     def outputs(self, sizes: Sequence[int]) -> list[slice]:
         divided = len(sizes) if self._divided is None else self._divided
-        parts = [head_part(size // self._dim, self._ranks) for size in sizes[:divided]]
+        dims = [*(self._dim for _ in sizes[1:divided]), self._last_dim]
+        parts = [head_part(size // dim, self._ranks) for size, dim in zip(sizes, dims, strict=False)]
         return [
-            *(slice(part.start * self._dim, part.stop * self._dim) for part in parts),
+            *(slice(part.start * dim, part.stop * dim) for part, dim in zip(parts, dims, strict=True)),
             *(slice(0, size) for size in sizes[divided:]),
         ]
 

@@ -152,12 +152,16 @@ class Source:
     def __contains__(self, name: str) -> bool:
         return f"{self._prefix}{name}" in self._weights
 
-    def method(self, names: Sequence[str], sensitive: bool = False) -> Method:
+    def methods(self, names: Sequence[str], sensitive: bool = False) -> list[Method]:
+        """Return the method of each of these projections. sensitive: as in Linear."""
+        return [self._method(name, sensitive) for name in names]
+
+    def method(self, names: Sequence[str]) -> Method:
         """Return the method of projections that are multiplied together. Raises ConfigError if their methods differ."""
         first, *others = names
-        method = self._method(first, sensitive)
+        method = self._method(first, False)
         for name in others:
-            other = self._method(name, sensitive)
+            other = self._method(name, False)
             if other != method:
                 raise ConfigError(
                     f"{self._prefix}{first} and {self._prefix}{name} are multiplied together, but are not stored "

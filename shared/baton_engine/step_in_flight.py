@@ -66,6 +66,9 @@ class StepInFlight:
     def layers_ready(self) -> tuple[int, Fence | None]:
         return self.layers.ready() if self.layers else (0, None)
 
+    def behind_layers(self, layers: int) -> Fence | None:
+        return self.layers.behind(layers) if self.layers else None
+
     def done(self) -> bool:
         done: bool = self.draw_late is None and self._arrived.query()  # type: ignore[no-untyped-call]
         return done

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from .executor import Fence
+from .executor import WithoutLayers
 from .results import Results
 
 
-class StepWithoutDraws:
+class StepWithoutDraws(WithoutLayers):
     """A step whose draws wait for masks."""
 
     def __init__(self, draw: Callable[[np.ndarray], Results]) -> None:
@@ -22,9 +22,6 @@ class StepWithoutDraws:
 
     def done(self) -> bool:
         return self._results is not None
-
-    def layers_ready(self) -> tuple[int, Fence | None]:
-        return 0, None
 
     def wait(self) -> Results:
         if self._results is None:

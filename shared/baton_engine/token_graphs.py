@@ -3,12 +3,13 @@
 import logging
 import time
 from collections.abc import Callable
+from typing import cast
 
 import msgspec
 import numpy as np
 import torch
 
-from .attention.backend import AttentionBackend, AttentionBatch
+from .attention.backend import AttentionBackend, AttentionBatch, SelectingBackend
 from .context import Context, Tokens
 from .cuda_graph import Recorder
 from .kv_cache import KvCache
@@ -23,12 +24,16 @@ SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
 
 class _Attention(msgspec.Struct):
-    """A call of the attention backend between two graphs."""
+    """Calls of the attention backend between two graphs.
+
+    selection: the arguments of the call of `select` before the one of `attend`; None = there is no such call.
+    """
 
     layer: int
     queries: torch.Tensor
     attended: torch.Tensor
     weights: torch.Tensor | None
+    selection: tuple[torch.Tensor, torch.Tensor] | None
 
 
 class _Pieces(msgspec.Struct):
@@ -48,8 +53,9 @@ class _Pieces(msgspec.Struct):
 class _Recording(Context):
     """A context that ends a graph where the model attends, notes the call and begins the next graph.
 
-    memory: the tensors for queries and for the results of attention, by head_dim. All layers and sizes share them,
-    since only one call at a time needs them.
+    memory: the tensors for queries and for the results of attention, by heads and head_dim. All layers and sizes share
+    them, since only one call at a time needs them. selections: such tensors for the arguments of `select`, by their
+    shapes without the first dimension.
     """
 
     def __init__(
@@ -58,28 +64,40 @@ class _Recording(Context):
         cache: KvCache,
         backend: AttentionBackend,
         cut: Callable[[], None],
-        memory: dict[int, tuple[torch.Tensor, torch.Tensor]],
+        memory: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]],
+        selections: dict[torch.Size, torch.Tensor],
         received: torch.Tensor | None,
     ) -> None:
         super().__init__(tokens, cache, backend, received=received)
         self.calls: list[_Attention] = []
-        self._cut, self._memory = cut, memory
+        self._cut, self._memory, self._selections = cut, memory, selections
+        self._selection: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def queries(self, tokens: int, heads: int, head_dim: int) -> torch.Tensor:
-        return self._memory[head_dim][0][:tokens]
+        return self._memory[heads, head_dim][0][:tokens]
 
     def attend(self, layer: int, q: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        attended = self._memory[q.shape[2]][1][: len(q)]
-        self.calls.append(_Attention(layer, q, attended, weights))
+        attended = self._memory[q.shape[1], q.shape[2]][1][: len(q)]
+        self.calls.append(_Attention(layer, q, attended, weights, self._selection))
+        self._selection = None
         self._cut()
         return attended
+
+    def select(self, layer: int, queries: torch.Tensor, weights: torch.Tensor) -> None:
+        self._selection = self._kept(queries), self._kept(weights)
+
+    def _kept(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a tensor [T, ...] that nothing overwrites before the next attention call."""
+        if x.shape[1:] not in self._selections:
+            self._selections[x.shape[1:]] = x.new_empty(SIZES[-1], *x.shape[1:])
+        return self._selections[x.shape[1:]][: len(x)].copy_(x)
 
 
 class TokenGraphs:
     """Graphs by number of tokens, up to the size from which launching kernel by kernel is as fast.
 
-    resolve: replaces the placeholders of tokens that only the device knows. heads, head_dims: of queries. ranks: either
-    all of them replay a graph or none does. received: the hidden states with which passes begin instead of the
+    resolve: replaces the placeholders of tokens that only the device knows. query_shapes: as in ModelConfig. ranks:
+    either all of them replay a graph or none does. received: the hidden states with which passes begin instead of the
     embedding, [at least the most tokens, hidden]; the caller fills it before each pass. None = the embedding.
     """
 
@@ -92,8 +110,7 @@ class TokenGraphs:
         recorder: Recorder,
         block_size: int,
         most: int,
-        heads: int,
-        head_dims: tuple[int, ...],
+        query_shapes: tuple[tuple[int, int], ...],
         progress: Progress | None,
         ranks: Ranks,
         received: torch.Tensor | None = None,
@@ -101,10 +118,11 @@ class TokenGraphs:
         self._model, self._cache, self._backend, self._resolve = model, cache, backend, resolve
         self._recorder, self._block_size, self._device = recorder, block_size, cache.device
         self._ranks, self._received = ranks, received
-        self._memory: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        for dim in head_dims:
-            queries = torch.zeros(min(most, SIZES[-1]), heads, dim, dtype=model.dtype, device=self._device)
-            self._memory[dim] = queries, backend.outputs(queries).zero_()
+        self._memory: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        for shape in query_shapes:
+            queries = torch.zeros(min(most, SIZES[-1]), *shape, dtype=model.dtype, device=self._device)
+            self._memory[shape] = queries, backend.outputs(queries).zero_()
+        self._selections: dict[torch.Size, torch.Tensor] = {}
         self._pieces: dict[int, _Pieces] = {}
         # The last measured number of tokens, and its seconds without graphs.
         self._eager: tuple[int, float] | None = None
@@ -139,6 +157,8 @@ class TokenGraphs:
             graph.replay()
             if written:
                 written(call.layer)
+            if call.selection is not None:
+                cast(SelectingBackend, self._backend).select(call.layer, *call.selection)
             self._backend.attend(call.layer, call.queries, call.attended, call.weights)
         pieces.graphs[-1].replay()
         return pieces.hidden, pieces.token_ids
@@ -170,7 +190,7 @@ class TokenGraphs:
             # The pass changes this tensor, and the next step may overwrite only a part of it.
             received = None if self._received is None else self._received[: inputs.shape[1]].clone()
             tokens = Tokens(self._resolve(inputs[0]), inputs[1], inputs[2:])
-            context = _Recording(tokens, self._cache, self._backend, cut, self._memory, received)
+            context = _Recording(tokens, self._cache, self._backend, cut, self._memory, self._selections, received)
             return context, self._model(context)
 
         graphs, (context, hidden) = self._recorder.record_pieces(run)

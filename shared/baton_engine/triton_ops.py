@@ -6,6 +6,7 @@ from baton_kernels.activation import gate_mul, quantize_gate
 from baton_kernels.blocks import checksum, gather_kv, scatter_kv
 from baton_kernels.experts import run_experts, run_experts_fixed
 from baton_kernels.grouped_linear import grouped_linear, grouped_linear_fixed
+from baton_kernels.index_inputs import index_rope_and_cache
 from baton_kernels.latent_inputs import latent_rope_and_cache
 from baton_kernels.linear import fixed_linear, linear
 from baton_kernels.norm import add_rms_norm, norm_at_once, pending_norm, quantize_norm
@@ -30,6 +31,7 @@ TRITON = Ops(
     quantize_gate=quantize_gate,
     rope_and_cache=rope_and_cache,
     latent_rope_and_cache=latent_rope_and_cache,
+    index_rope_and_cache=index_rope_and_cache,
     route=route,
     run_experts=run_experts,
     run_quantized_experts=run_quantized_experts,

@@ -14,7 +14,7 @@ class WaitingQueue:
     """sequences: all of them, the most urgent first. by_tenant: those of each tenant that has any, in the same order.
     imports: how many of them need KV that a source brings.
 
-    Of the most urgent sequences of all tenants, the one goes first with which its tenant would have the fewest rows.
+    Of the most urgent sequences of all tenants, that of the tenant which would then have the fewest rows goes first.
     """
 
     def __init__(self, held: Counter[bytes]) -> None:

@@ -18,22 +18,24 @@ _MOST_LOGPROBS = 64  # rows of logits that prompt logprobs take at a time
 _SCORED = msgspec.structs.replace(PLAIN, prompt_logprobs=1)
 
 
-def warm_up_steps(config: EngineConfig, max_model_len: int, num_groups: int = 1) -> list[StepPlan]:
+def warm_up_steps(config: EngineConfig, lengths: list[int], num_groups: int = 1) -> list[StepPlan]:
     """Return steps of each class of sizes that the settings allow. All their sequences use block 0 only.
 
-    num_groups: groups of layers, which have block tables of their own.
+    lengths: as ModelConfig.attention_lengths returns them. num_groups: groups of layers, which have block tables of
+    their own.
     """
-    tokens, sequences = config.max_num_batched_tokens, config.max_num_seqs
+    tokens, sequences, max_model_len = config.max_num_batched_tokens, config.max_num_seqs, lengths[-1]
     longest = min(tokens, max_model_len)
     steps = []
     # Prompts alone, as few as possible.
     for size in classes(tokens):
-        lengths = [longest] * (size // longest) + [size % longest] * (size % longest > 0)
-        if len(lengths) <= sequences:
-            steps.append([(length, length) for length in lengths])
+        prompts = [longest] * (size // longest) + [size % longest] * (size % longest > 0)
+        if len(prompts) <= sequences:
+            steps.append([(length, length) for length in prompts])
     # The last chunk of a long sequence: the largest and the smallest of each class.
-    for size in classes(min(longest, _LARGEST_OF_TWO_WAYS)):
-        steps += [[(count, max_model_len)] for count in {size, size // 2 + 1}]
+    for length in lengths:
+        for size in classes(min(longest, length, _LARGEST_OF_TWO_WAYS)):
+            steps += [[(count, length)] for count in {size, size // 2 + 1}]
     # Decodes, beside a chunk where there is room for one: then no graph holds the whole step. The chunk belongs to a
     # long sequence, whose keys attention divides among programs.
     for size in classes(min(sequences, tokens)):

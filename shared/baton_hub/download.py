@@ -53,7 +53,7 @@ class Download:
         """
         hasher = file.hasher()
         with open(os.open(self._cache.partial(file), os.O_RDWR | os.O_CREAT, 0o644), "r+b") as partial:
-            present = _read(partial, hasher, file.size)
+            present = _hash_partial(partial, hasher, file.size)
             advance(present)
             partial.seek(present)
             for chunk in self._client.chunks(file.name, self._commit, present, file.size, file.size):
@@ -76,7 +76,7 @@ class Download:
         return False
 
 
-def _read(partial: BinaryIO, hasher: "_Hash", size: int) -> int:
+def _hash_partial(partial: BinaryIO, hasher: "_Hash", size: int) -> int:
     """Cut a partial file to at most `size` bytes and hash its content. Return the number of its bytes."""
     # Another process may be writing to the file, so that a smaller size is out of date at once.
     if os.fstat(partial.fileno()).st_size > size:

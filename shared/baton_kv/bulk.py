@@ -30,6 +30,8 @@ _FRAME = struct.Struct("<QII")
 _MOST_HEADER_BYTES = 1 << 10
 _TOKEN_TIMEOUT_S = 5.0
 _CONNECT_TIMEOUT_S = 2.0
+# A piece has a few MiB. A peer that sends or reads only a part of one must not keep a staging slot.
+_PIECE_TIMEOUT_S = 30.0
 # At most this many connections may be open without having shown a token. Beyond it the oldest of them is closed. A peer
 # shows its token at once; a stranger that only holds connections open does not.
 _MOST_UNADMITTED = 64
@@ -139,11 +141,12 @@ async def connect(host: str, port: int, token: bytes, tls: PeerTls | None) -> so
 
 
 async def send(connection: socket.socket, header: PieceHeader, payload: memoryview) -> None:
-    """Send a piece. The payload must not change until this returns."""
+    """Send a piece. The payload must not change until this returns. Raises OSError, also when it takes too long."""
     serialized = header.SerializeToString()
     frame = _FRAME.pack(checksum(serialized, payload), len(serialized), len(payload))
-    await _send_all(connection, frame + serialized)
-    await _send_all(connection, payload)
+    async with asyncio.timeout(_PIECE_TIMEOUT_S):
+        await _send_all(connection, frame + serialized)
+        await _send_all(connection, payload)
 
 
 class Frame:
@@ -155,8 +158,12 @@ class Frame:
         self.size = size  # of the payload, in bytes
 
     async def receive(self, connection: socket.socket, payload: memoryview) -> Piece:
-        """Read `size` bytes into `payload`, and return the piece. Raises PieceRefused when the piece was damaged."""
-        await _fill(connection, payload)
+        """Read `size` bytes into `payload`, and return the piece.
+
+        Raises PieceRefused when the piece was damaged, TimeoutError when the rest of it does not come in time.
+        """
+        async with asyncio.timeout(_PIECE_TIMEOUT_S):
+            await _fill(connection, payload)
         return read_piece(self._checksum, self._serialized, payload)
 
 

@@ -224,6 +224,9 @@ class PrefillLink:
         receiver = self._receiver
         with connection:
             while True:
+                # Data that has arrived is read without a wait. A pod that sends faster than it is read must not keep
+                # the event loop from everything else.
+                await asyncio.sleep(0)
                 try:
                     frame = await bulk.receive_frame(connection)
                 except PieceRefused as refusal:

@@ -14,7 +14,7 @@ from .awq import search_scales
 from .codes import Tensors, eight_bit, four_bit_codes, four_bit_scales, pack_four_bit
 from .gptq import gptq_codes
 from .recording import Site
-from .smoothing import apply_fold, folds, shared
+from .smoothing import apply_fold, averaged_over_heads, folds
 
 
 class LayerJob(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ def _awq(job: LayerJob) -> None:
         site, hessian = fold.site, fold.site.hessian()
         weight = torch.cat([job.layer[f"{name}.weight"] for name in site.names])
         magnitudes = site.magnitudes / max(site.tokens, 1)
-        scales = search_scales(weight, hessian, magnitudes, job.group, job.stored, partial(shared, fold))
+        scales = search_scales(weight, hessian, magnitudes, job.group, job.stored, partial(averaged_over_heads, fold))
         site.folded = apply_fold(fold, scales, job.layer, job.stored)
     for site in job.sites:
         weight = torch.cat([job.layer[f"{name}.weight"] for name in site.names])

@@ -54,7 +54,7 @@ def folds(config: LlamaConfig, prefix: str, sites: list[Site]) -> list[Fold]:
     return found
 
 
-def shared(fold: Fold, scales: torch.Tensor) -> torch.Tensor:
+def averaged_over_heads(fold: Fold, scales: torch.Tensor) -> torch.Tensor:
     """Return scales of inputs, [inputs], averaged over the query heads that have the same values."""
     heads = scales.view(-1, fold.repeats, fold.head_dim)
     return heads.mean(dim=1, keepdim=True).expand_as(heads).flatten()

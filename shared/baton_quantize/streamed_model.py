@@ -60,7 +60,7 @@ class StreamedModel:
         config = load_model_config(folder)
         if config.architecture not in SERVED:
             raise ConfigError(
-                f"{config.architecture} cannot be quantized offline; served are {', '.join(SERVED)}. "
+                f"{config.architecture} cannot be quantized offline; Baton quantizes {', '.join(SERVED)}. "
                 "Engines can quantize any model on load by --quantization"
             )
         assert isinstance(config, LlamaConfig)

@@ -12,16 +12,18 @@ from .model_folder import ModelFolder
 @dataclass(frozen=True)
 class Draft:
     """A tokenizer without the tokens around each text. names: its special tokens by role. adds_bos, adds_eos: whether
-    the kind of tokenizer puts these tokens around a text when tokenizer_config.json does not say it."""
+    the kind of tokenizer puts these tokens around a text when tokenizer_config.json does not say it. before: other
+    tokens that it puts before each text."""
 
     tokenizer: Tokenizer
     names: Mapping[str, str]
     adds_bos: bool = False
     adds_eos: bool = False
+    before: tuple[str, ...] = ()
 
     def finish(self, folder: ModelFolder) -> Tokenizer:
         """Return the tokenizer, which adds the tokens that belong around each text."""
-        begin = self._around("bos_token", folder.flag("add_bos_token", self.adds_bos), folder)
+        begin = [*self.before, *self._around("bos_token", folder.flag("add_bos_token", self.adds_bos), folder)]
         end = self._around("eos_token", folder.flag("add_eos_token", self.adds_eos), folder)
         if begin or end:
             single = [*begin, "$A", *end]

@@ -29,7 +29,12 @@ _MODEL_TYPES = (TrainerSpec.UNIGRAM, TrainerSpec.BPE)
 # Whether a class of tokenizers puts bos and eos around a text unless tokenizer_config.json says it. Where it names no
 # class, it is taken for Llama's.
 _AROUND = {"": (True, False), "LlamaTokenizer": (True, False), "CodeLlamaTokenizer": (True, False),
-           "GemmaTokenizer": (True, False), "T5Tokenizer": (False, True)}  # fmt: skip
+           "GemmaTokenizer": (True, False), "T5Tokenizer": (False, True), "InternLMTokenizer": (True, False),
+           "InternLM2Tokenizer": (True, False), "InternLM3Tokenizer": (True, False)}  # fmt: skip
+# The special tokens that the code of a class of tokenizers puts after the pieces, and those that begin its texts.
+_AFTER = {"ChatGLMTokenizer": ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", "<|system|>", "<|user|>", "<|assistant|>",
+                               "<|observation|>")}  # fmt: skip
+_BEFORE = {"ChatGLMTokenizer": ("[gMASK]", "sop")}
 
 
 class SentencePieceFile:
@@ -47,7 +52,7 @@ class SentencePieceFile:
 
     def convert(self) -> Draft:
         """Return the tokenizer of the model and of the tokens that the folder adds."""
-        names = special_names(self._folder, self._names())
+        names, tokenizer_class = special_names(self._folder, self._names()), self._folder.tokenizer_class()
         added = AddedTokens(self._folder, {piece.piece: id for id, piece in enumerate(self._model.pieces)})
         kinds = (Piece.CONTROL, Piece.USER_DEFINED)
         defaults = {
@@ -55,13 +60,15 @@ class SentencePieceFile:
             for id, piece in enumerate(self._model.pieces)
             if piece.type in kinds
         }
+        for id, token in enumerate(_AFTER.get(tokenizer_class, ()), len(self._model.pieces)):
+            # Words such as "philosophy" have no token within them.
+            defaults[id] = AddedToken(token, special=True, normalized=False, single_word=token.isalpha())
         added.collect(defaults, names.values())
         tokenizer = Tokenizer(self._bpe(added.ids) if self._is_bpe else self._unigram(added.ids))
         self._set_spaces(tokenizer)
         found = (self._found(token) for token in added.in_order())
         tokenizer.add_tokens([token for token in found if token is not None])
-        bos, eos = _AROUND.get(self._folder.tokenizer_class(), (False, False))
-        return Draft(tokenizer, names, bos, eos)
+        return Draft(tokenizer, names, *_AROUND.get(tokenizer_class, (False, False)), _BEFORE.get(tokenizer_class, ()))
 
     def _check(self) -> None:
         pieces, trainer = self._model.pieces, self._model.trainer_spec

@@ -57,7 +57,7 @@ class TiktokenFile:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
         tokenizer.decoder = decoders.ByteLevel()
         tokenizer.add_tokens(added.in_order())
-        return Draft(tokenizer, names, self._kind.adds_bos)
+        return Draft(tokenizer, names, self._kind.adds_bos, before=self._kind.before)
 
     def _read(self, data: bytes) -> dict[bytes, int]:
         ranks: dict[bytes, int] = {}

@@ -38,16 +38,23 @@ def _cl100k_tokens(first: int) -> dict[int, str]:
     return {**dict(enumerate(tokens, first + 1)), first + 20: "<|endofprompt|>"}
 
 
+def _glm4_tokens(first: int) -> dict[int, str]:
+    roles = (f"<|{role}|>" for role in ("system", "user", "assistant", "observation"))
+    media = (f"<|{edge}_of_{kind}|>" for kind in ("image", "video") for edge in ("begin", "end"))
+    return dict(enumerate(["<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", *roles, *media], first))
+
+
 @dataclass(frozen=True)
 class TiktokenKind:
     """pattern: of the words of a text. tokens: the special tokens by id, given the first id after the vocabulary.
-    composed: texts are normalized to NFC first. names: special tokens by role."""
+    composed: texts are normalized to NFC first. names: special tokens by role. before: as in Draft."""
 
     pattern: str
     tokens: Callable[[int], dict[int, str]]
     composed: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
     adds_bos: bool = False
+    before: tuple[str, ...] = ()
 
 
 QWEN = TiktokenKind(rf"{_WORDS}|\p{{N}}|{_REST}", _qwen_tokens, composed=True, names={"eos_token": "<|endoftext|>"})
@@ -57,6 +64,7 @@ LLAMA3 = TiktokenKind(
     names={"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"},
     adds_bos=True,
 )
+GLM4 = TiktokenKind(LLAMA3.pattern, _glm4_tokens, names={"eos_token": "<|endoftext|>"}, before=("[gMASK]", "<sop>"))
 KIMI = TiktokenKind(
     rf"[\p{{Han}}]+|{_cased_words(_NOT_HAN)}|\p{{N}}{{1,3}}|{_REST}",
     lambda first: {first + n: f"<|reserved_token_{first + n}|>" for n in range(256)},
@@ -73,7 +81,8 @@ O200K = TiktokenKind(
 )
 
 _BY_FILE = {"qwen.tiktoken": QWEN, "cl100k_base.tiktoken": CL100K, "o200k_base.tiktoken": O200K, "tiktoken.model": KIMI}
-_BY_MODEL_TYPE = {"llama": LLAMA3, "qwen": QWEN, "kimi_k2": KIMI, "kimi_k25": KIMI, "kimi_linear": KIMI}
+_BY_MODEL_TYPE = {"llama": LLAMA3, "qwen": QWEN, "kimi_k2": KIMI, "kimi_k25": KIMI, "kimi_linear": KIMI,
+                  "chatglm": GLM4}  # fmt: skip
 
 
 def find_kind(file: str, model_type: str) -> TiktokenKind | None:

@@ -5,10 +5,25 @@ from typing import cast
 from baton_common.cache_scope import UNSALTED, CacheScope
 from baton_engine.delta import Delta
 from baton_engine.sampling import Grammar, SamplingParams, TokenLogprobs
-from baton_engine.sequence import FinishReason
+from baton_engine.sequence import FinishReason, Request
+from baton_proto import handover_pb2 as kv
 from baton_proto import serving_pb2 as pb
 
 NOT_FINITE_MESSAGE = "The model computed NaN or infinity for this request."
+
+
+def request_from_wire(id: int, order: pb.Submit | kv.Ticket, exports_from: int | None = None) -> Request:
+    """Return the engine's request for what a gateway or a decode pod has ordered. exports_from: as in Request."""
+    return Request(
+        id=id,
+        prompt=list(order.prompt_token_ids),
+        sampling=sampling_from_wire(order.sampling),
+        priority=order.priority,
+        exports_from=exports_from,
+        output=list(order.continuation.token_ids),
+        choice=order.continuation.choice,
+        cache_scope=cache_scope_from_wire(order.cache_scope),
+    )
 
 
 def sampling_from_wire(wire: pb.SamplingParams) -> SamplingParams:

@@ -75,7 +75,7 @@ class EngineLoop:
         engine, cache, threads = self._engine, self._engine.runner.cache, self._engine.runner.threads
         pairs = self._mover.most_pairs
         return Ready(
-            fingerprint=layout_fingerprint(engine.layout(), Path(engine.config.model)),
+            fingerprint=layout_fingerprint(engine.fingerprint_facts(), Path(engine.config.model)),
             max_model_len=engine.max_model_len,
             vocab_size=engine.model.vocab_size,
             block_size=engine.config.block_size,

@@ -175,7 +175,7 @@ class KvMover:
         layout, extent = self._engine.runner.cache.layout, piece.extent
         whole = layout.holds(extent) and extent.num_heads == layout.num_heads
         fits = whole and 0 < layout.size(extent) <= self._gpu_slot_bytes
-        return None if fits else "the announced piece is empty, larger than a slot or not all heads of this model"
+        return None if fits else "the announced piece is empty, is larger than a slot, or lacks heads of this model"
 
     def _land(self) -> None:
         for piece, slot in self._landing.take():

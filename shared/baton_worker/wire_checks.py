@@ -4,8 +4,6 @@ Each function raises MessageRefused. When a client causes a violation, only its 
 far beyond what correct peers send.
 """
 
-import math
-
 from baton_common.peer_refusals import MessageRefused
 from baton_common.rank_parts import MOST_RANKS
 from baton_engine.sequence import Request
@@ -28,7 +26,9 @@ _MOST_FINGERPRINT_CHARS = 256
 _MOST_BAD_WORDS = 16_384
 _MOST_STOPS = 65_536
 _MOST_BIASES = 65_536
-_FINISH_REASONS = frozenset(pb.FinishReason.values())
+_FINISH_REASONS = frozenset(pb.FinishReason.values()) - {pb.FINISH_REASON_ERROR}  # of an answer without a failure
+# Of the times of one prompt. A single time that no prompt can take would spoil the sums of the metrics until a restart.
+_MOST_SECONDS = 86_400
 _MESSAGE_BYTES = 8 << 20  # of all fields but the tokens of prompt and output
 _TOKEN_BYTES = 5  # of the largest token id as a varint
 
@@ -135,8 +135,8 @@ def _check_lease(lease_ms: int) -> None:
 
 def _check_prompt(prompt: pb.PromptInfo, order: pb.Submit, ready: Ready) -> None:
     times = prompt.queued_seconds, prompt.prefill_seconds
-    if not all(math.isfinite(seconds) and seconds >= 0 for seconds in times):
-        raise _field("prompt", "a time is negative or not finite")
+    if not all(0 <= seconds <= _MOST_SECONDS for seconds in times):
+        raise _field("prompt", f"a time is not between 0 and {_MOST_SECONDS} seconds")
     if prompt.cached_tokens > len(order.prompt_token_ids) + len(order.continuation.token_ids):
         raise _field("prompt.cached_tokens", "more than the prompt")
     most, counts = len(order.prompt_token_ids), order.sampling.prompt_logprobs

@@ -39,7 +39,7 @@ def layout(tmp_path: Path) -> Layout:
 
 
 def test_the_gateway_accepts_its_flags_and_keys(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    [[gateway], _] = layout.stages([1001, 1002, 1003], [2001, 2002, 2003])
+    [[gateway], _] = layout.in_shutdown_order([1001, 1002, 1003], [2001, 2002, 2003])
     for name, value in gateway.env.items():
         monkeypatch.setenv(name, value)
     settings = settings_from(flags(gateway), GatewaySettings, "baton gateway")
@@ -54,7 +54,7 @@ def test_the_gateway_accepts_its_flags_and_keys(layout: Layout, monkeypatch: pyt
 
 
 def test_workers_accept_theirs(layout: Layout, tmp_path: Path) -> None:
-    _, [*decodes, prefill] = layout.stages([1001, 1002, 1003], [2001, 2002, 2003])
+    _, [*decodes, prefill] = layout.in_shutdown_order([1001, 1002, 1003], [2001, 2002, 2003])
     read = [settings_from(flags(prefill), PrefillSettings, "baton prefill")]
     read += [settings_from(flags(spec), DecodeSettings, "baton decode") for spec in decodes]
     assert [settings.port for settings in read] == [1001, 1002, 1003]

@@ -184,7 +184,7 @@ def test_ctrl_c_ends_a_wait_for_a_restart(supervise: Callable) -> None:
     running.interrupt()
     begun = time.monotonic()
     assert running.wait() == 0
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < 1.8
 
 
 def test_a_deaf_child_is_killed_after_its_grace(supervise: Callable) -> None:

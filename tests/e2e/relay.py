@@ -24,7 +24,7 @@ def unchanged(message: bytes) -> list[bytes]:
 class Relay(PrefillServicer):
     """change: what a piece's message becomes. gate: closed, it holds them back. cut: once set, both streams break.
 
-    voice: silenced, what the prefill pod says on the control stream is held back.
+    voice: silenced, what the prefill pod says on the control stream is held back. firsts: changes first tokens.
     """
 
     def __init__(self, target: Pod, change: Change) -> None:
@@ -35,6 +35,7 @@ class Relay(PrefillServicer):
         self.cut = asyncio.Event()
         self.voice = asyncio.Event()
         self.voice.set()
+        self.firsts: Callable[[kv.FirstTokens], None] = lambda first: None
         self.num_pieces = 0
         self.held = asyncio.Event()
         self._target = target
@@ -46,6 +47,8 @@ class Relay(PrefillServicer):
                 if message.HasField("welcome"):
                     # Pieces are to come this way.
                     message.welcome.ClearField("bulk_port")
+                elif message.HasField("first_tokens"):
+                    self.firsts(message.first_tokens)
                 await self.voice.wait()
                 yield message
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from baton_common.block_hash import block_keys
+from baton_proto import handover_pb2 as kv
+from baton_proto import serving_pb2 as pb
 from tests.conftest import MakeModel
 from tests.models import reference_choices
 
@@ -293,20 +295,43 @@ async def test_a_choice_ends_with_its_first_token(decode: Worker, prefill: Worke
     await asyncio.gather(decode.idle(), prefill.idle())
 
 
+@pytest.mark.parametrize(
+    ("claimed", "max_tokens"), [(pb.FINISH_REASON_NONE, 1), (pb.FINISH_REASON_STOP, 8), (pb.FINISH_REASON_ERROR, 8)]
+)
+async def test_the_prefill_pod_is_wrong_about_the_end_of_a_choice(
+    llama: Path, decode: Worker, prefill: Worker, claimed: pb.FinishReason, max_tokens: int
+) -> None:
+    """A request ends all the same, and a choice that the client takes for ended gets no more tokens."""
+    prompt = make_prompt(150, seed=350 + claimed)
+
+    def wrong(first: kv.FirstTokens) -> None:
+        first.deltas[0].finish_reason = claimed
+
+    async with DecodeClient(decode) as client, relay_to(prefill) as relay:
+        relay.firsts = wrong
+        answer = await (await client.submit(prompt, relay.address, n=2, max_tokens=max_tokens)).finished(10)
+    assert_reference(llama, prompt, answer)
+    assert answer.reasons[1] == pb.FINISH_REASON_LENGTH
+    assert answer.reasons[0] == (claimed if claimed == pb.FINISH_REASON_STOP else pb.FINISH_REASON_LENGTH)
+    await asyncio.gather(decode.idle(), prefill.idle())
+
+
 @pytest.mark.parametrize("under_way", [True, False], ids=["kv under way", "running"])
 async def test_one_choice_is_cancelled(llama: Path, decode: Worker, prefill: Worker, under_way: bool) -> None:
     prompt = make_prompt(150, seed=36 + under_way)
     async with DecodeClient(decode) as client, relay_to(prefill) as relay:
         relay.gate.clear()
-        answer = await client.submit(prompt, relay.address, n=3, max_tokens=200)
+        # So many that the pod reports several times before their end, and so few that no choice is cut off before.
+        answer = await client.submit(prompt, relay.address, n=3, max_tokens=1_500)
         if not under_way:
             relay.gate.set()
             await answer.until(lambda answer: len(answer.tokens[2]) > 4)
         await answer.until(lambda answer: all(answer.tokens.values()))
         await client.cancel_choice(answer, 1)
         relay.gate.set()
-        await answer.finished()
-    assert [len(answer.tokens[choice]) for choice in (0, 2)] == [200, 200]
+        await decode.until(lambda load: load.running == 2)
+        await answer.until(lambda answer: all(len(answer.tokens[choice]) > 50 for choice in (0, 2)))
+        await client.cancel(answer)
     assert_reference(llama, prompt, answer)
     await asyncio.gather(decode.idle(), prefill.idle())
 

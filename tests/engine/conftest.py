@@ -48,6 +48,12 @@ def latent(tiny_model: MakeModel) -> Path:
 
 
 @pytest.fixture(scope="session")
+def indexed(tiny_model: MakeModel) -> Path:
+    """A model whose latent attention goes over selected tokens, also over those that an earlier layer has selected."""
+    return tiny_model("glm_moe_dsa", num_hidden_layers=4, index_topk_freq=2, index_skip_topk_offset=1)
+
+
+@pytest.fixture(scope="session")
 def pools(processes: None) -> Iterator[Pools]:
     pools = Pools()
     yield pools

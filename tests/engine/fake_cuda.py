@@ -24,6 +24,7 @@ from baton_engine.step_plan import StepPlan
 from baton_kernels.decode_parts import FIELDS, LENGTH, PART, PARTS, ROW, SEQUENCE, TILE_KEYS, DecodeParts
 from baton_kernels.prefill_cuts import TileCuts
 from baton_kernels.reference.decode_parts import parts_reference
+from baton_kernels.reference.indexed import index_scores_reference, selection_reference
 from baton_kernels.reference.latent import (
     absorb_queries_reference,
     gather_latents_reference,
@@ -243,6 +244,38 @@ def values_of(attended: torch.Tensor, up: torch.Tensor, out: torch.Tensor, fixed
     return values_of_reference(attended, up, out)
 
 
+def index_scores(
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    index_keys: torch.Tensor,
+    tables: torch.Tensor,
+    parts: DecodeParts,
+    width: int,
+    tokens: int,
+    firsts: torch.Tensor | None,
+) -> torch.Tensor:
+    groups = parts.plan[:, parts.plan[PART] == 0]
+    starts = torch.arange(len(q) + 1, dtype=torch.int32) if firsts is None else firsts
+    scores = torch.full((len(q), width), float("nan"))
+    for group, length, row in zip(groups[SEQUENCE].tolist(), groups[LENGTH].tolist(), groups[ROW], strict=True):
+        queries = slice(int(starts[group]), int(starts[group + 1]))
+        assert queries.stop - queries.start <= tokens
+        blocks = tables[row, : -(-length // index_keys.shape[1])].long()
+        keys = index_keys[blocks].flatten(0, 2)[:length]
+        scores[queries, :length] = index_scores_reference(q[queries], weights[queries], keys)
+    return scores
+
+
+def select_slots(
+    scores: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor, tables: torch.Tensor, page: int, most: int
+) -> torch.Tensor:
+    slots = torch.full((len(scores), most), -1, dtype=torch.int32)
+    for own, line, length, row in zip(slots, scores, lengths.tolist(), rows.tolist(), strict=True):
+        found = selection_reference(line[:length], torch.ones(length, dtype=torch.bool), most).nonzero()[:, 0]
+        own[: len(found)] = tables[row, found // page] * page + found % page
+    return slots
+
+
 class UndefinedResults:
     """As compiling_ahead, a context within which no kernel runs: a router's experts are numbers that are no experts."""
 
@@ -289,6 +322,9 @@ def pretend(patch: pytest.MonkeyPatch) -> None:
     latent = "baton_engine.attention.triton_latent"
     for fake in (plan_parts, latent_decode, gather_latents, latent_prefill, absorb_queries, values_of):
         patch.setattr(f"{latent}.{fake.__name__}", fake)
+    indexed = "baton_engine.attention.triton_indexed"
+    for fake in (plan_parts, latent_decode, absorb_queries, values_of, index_scores, select_slots):
+        patch.setattr(f"{indexed}.{fake.__name__}", fake)
     for module in ("decode_graphs", "device_sampler"):
         patch.setattr(f"baton_engine.{module}.thresholds", thresholds_reference)
         patch.setattr(f"baton_engine.{module}.gumbel_argmax", gumbel_argmax_reference)

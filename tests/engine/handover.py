@@ -55,7 +55,8 @@ class Pair:
     def step_decode(self) -> None:
         """Step the decode engine, and send the requests for which it has reserved blocks to the other engine."""
         result = self.decode.step()
-        self.transcript.take(result.deltas)
+        # The prefill engine has already reported the end of a choice that ends with its first token.
+        self.transcript.take([delta for delta in result.deltas if delta.tokens])
         for reservation in result.reservations:
             self.reservations[reservation.id] = reservation
             self.order(reservation)

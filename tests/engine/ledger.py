@@ -16,6 +16,7 @@ from baton_common.extent import Extent
 from baton_common.kv_layout import KvLayout, Plane
 from baton_engine.config import EngineConfig
 from baton_engine.engine import Engine
+from baton_engine.executor import WithoutLayers
 from baton_engine.results import Choice, Results
 from baton_engine.row_table import RowTable
 from baton_engine.step_plan import StepPlan
@@ -83,7 +84,7 @@ class LedgerCache:
                 self.slot(tables[run.group], position)[:] = value
 
 
-class LedgerStep:
+class LedgerStep(WithoutLayers):
     """A Done that also holds the slots that the step writes.
 
     drawn: texts, each with a token that it gets when the engine has read the step.
@@ -100,9 +101,6 @@ class LedgerStep:
 
     def done(self) -> bool:
         return True
-
-    def layers_ready(self) -> tuple[int, None]:
-        return 0, None
 
     def wait(self) -> Results:
         self.over = True

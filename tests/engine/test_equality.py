@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import MakeModel
@@ -64,6 +65,54 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_key_value_heads": 1, "head_dim": 128, "rope": "llama3", "shard_size": "150KB"},
     ),
     "qwen": ("qwen", {}),
+    "chatglm": ("chatglm", {"rms_norm_eps": 1e-5}),
+    "chatglm-a-key-per-head-far": (
+        "chatglm",
+        {
+            "num_key_value_heads": 4,
+            "head_dim": 32,
+            "attention_bias": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "baichuan": ("baichuan", {"num_key_value_heads": 4}),
+    "baichuan-2": ("baichuan", {"num_key_value_heads": 4, "vocab_size": 125696}),
+    "minicpm": (
+        "minicpm",
+        {
+            "embedding_multiplier": 12,
+            "residual_multiplier": 1.4 / 2**0.5,
+            "logits_scaling": 4,
+            "attention_multiplier": 0.25,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "minicpm-longrope-biases": (
+        "minicpm",
+        {
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.25,
+            "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 64,
+                "short_factor": [1.5 + pair for pair in range(8)],
+                "long_factor": [1.5 + pair for pair in range(8)],
+            },
+        },
+    ),
+    "telechat": ("telechat", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
+    "telechat-groups-tied-longer": (
+        "telechat",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0 * 7 ** (16 / 14)},
+        },
+    ),
     "qwen3-plain": ("qwen3", {"num_key_value_heads": 1, "head_dim": 128}),
     "qwen3-tied-bias-yarn": (
         "qwen3",
@@ -186,6 +235,13 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek_v3",
         {"q_lora_rank": None, "rope_interleave": False, "norm_topk_prob": False, "num_attention_heads": 2},
     ),
+    "deepseek-v32": ("deepseek_v32", {"rope": "yarn of DeepSeek", "n_group": 2, "topk_group": 1}),
+    "deepseek-v32-all-selected": ("deepseek_v32", {"index_topk": 600, "norm_topk_prob": False}),
+    "glm-5": ("glm_moe_dsa", {"index_head_dim": 8}),
+    "glm-5-shared-selections": (
+        "glm_moe_dsa",
+        {"num_hidden_layers": 5, "index_topk_freq": 2, "index_skip_topk_offset": 1},
+    ),
     "phi3-window": ("phi3", {"sliding_window": 21, "pad_token_id": None}),
     "phi3-a-part-rotated-tied": (
         "phi3",
@@ -213,7 +269,15 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "falcon",
         {"multi_query": False, "parallel_attn": False, "bias": True, "tie_word_embeddings": False},
     ),
+    "falcon-alibi": (
+        "falcon",
+        {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True, "tie_word_embeddings": False},
+    ),
     "gpt2": ("gpt2", {"tie_word_embeddings": False}),
+    "gpt2-scaled-by-layer": (
+        "gpt2",
+        {"n_layer": 4, "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False},
+    ),
     "gpt2-tied-relu": ("gpt2", {"n_inner": 100, "activation_function": "relu", "n_head": 2}),
     "gpt-neox": (
         "gpt_neox",
@@ -294,6 +358,104 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "dots1": ("dots1", {"n_shared_experts": 2, "norm_topk_prob": True, "first_k_dense_replace": 1}),
     "ministral3-growth": ("ministral3", {"rope_parameters": GROWTH}),
     "glm4-moe-lite": ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "deepseek-moe": ("deepseek", {}),
+    "deepseek-moe-biases-every-second-layer": (
+        "deepseek",
+        {
+            "num_hidden_layers": 4,
+            "mlp_only_layers": [0, 1, 3],
+            "moe_layer_freq": 2,
+            "norm_topk_prob": True,
+            "attention_bias": True,
+            "num_key_value_heads": 2,
+            "n_shared_experts": 0,
+            "rope": "linear",
+        },
+    ),
+    "ling": ("bailing_moe", {"norm_topk_prob": True}),
+    "ling-biases-normed-head": (
+        "bailing_moe",
+        {
+            "norm_head": True,
+            "use_bias": True,
+            "use_qkv_bias": True,
+            "head_dim": 32,
+            "first_k_dense_replace": 1,
+            "mlp_only_layers": [0],
+            "rope": "yarn",
+        },
+    ),
+    "ling-2": ("bailing_moe_v2", {}),
+    "ling-2-biases-one-group": (
+        "bailing_moe_v2",
+        {
+            "use_bias": True,
+            "use_qk_norm": False,
+            "n_group": 1,
+            "topk_group": 1,
+            "n_shared_experts": 2,
+            "num_nextn_predict_layers": 0,
+            "tie_word_embeddings": True,
+            "rope": "yarn",
+        },
+    ),
+    "minicpm-v-2": (
+        "minicpm_v_2",
+        {
+            "embedding_multiplier": 12,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 4,
+            "attention_multiplier": 0.25,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "minicpm-v-2-5": ("minicpm_v_2_5", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+    "minicpm-v-2-6": ("minicpm_v_2_6", {}),
+    "minicpm-v-4": ("minicpm_v_4", {"tie_word_embeddings": True, "head_dim": 32}),
+    "minicpm-v-4-5": ("minicpm_v_4_5", {"head_dim": 32}),
+    "minicpm-o-2-6": ("minicpm_o_2_6", {}),
+    "minicpm-o-4-5": ("minicpm_o_4_5", {"head_dim": 32}),
+    "keye": ("keye", {"head_dim": 32}),
+    "keye-1-5-tied": ("keye_1_5", {"tie_word_embeddings": True}),
+    "phi3-v-su": (
+        "phi3_v",
+        {
+            "original_max_position_embeddings": 512,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0 + pair / 10 for pair in range(8)],
+                "long_factor": [1.5 + pair for pair in range(8)],
+            },
+        },
+    ),
+    "molmo": ("molmo", {}),
+    "molmo-olmo": ("molmo_olmo", {"num_key_value_heads": 4}),
+    "nemotron-super": ("decilm", {}),
+    "nemotron-51b-biases": (
+        "decilm",
+        {
+            "num_attention_heads": 8,
+            "num_hidden_layers": 6,
+            "intermediate_size": 512,
+            "blocks": [(None, 256), ("linear", "linear"), (2, 512), (4, 256), (2, None)],
+            "biased_mlp": True,
+            "attention_bias": True,
+            "form": "ffn_mult",
+            "tie_word_embeddings": True,
+            "rope": "llama3",
+            "initializer_range": 0.2,
+        },
+    ),
+    "decilm-7b": (
+        "decilm",
+        {
+            "num_hidden_layers": 3,
+            "blocks": [(4, 96), (1, 96), (2, 96)],
+            "form": "num_key_value_heads_per_layer",
+            "rope": "linear",
+        },
+    ),
     "exaone-moe": ("exaone_moe", {}),
     "flex-olmo": ("flex_olmo", {}),
     "hunyuan-alpha": (
@@ -303,6 +465,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan-biases": ("hunyuan_v1_dense", {"attention_bias": True, "rms_norm_eps": 0.1}),
     "hunyuan-moe": ("hunyuan_v1_moe", {}),
     "opt": ("opt", {"tie_word_embeddings": False}),
+    "opt-350m": (
+        "opt",
+        {"do_layer_norm_before": False, "word_embed_proj_dim": 40, "tie_word_embeddings": True},
+    ),
     "opt-galactica": (
         "opt",
         {"activation_function": "gelu", "enable_bias": False, "layer_norm_elementwise_affine": False},
@@ -487,6 +653,68 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite4-vision": ("granite4_vision", {"embedding_multiplier": 3.0, "attention_multiplier": 0.1}),
     "aria": ("aria", {"attention_bias": True, "moe_num_shared_experts": 1}),
     "aria-text": ("aria_text", {"rope": "linear", "tie_word_embeddings": True}),
+    "kolibri1": ("kolibri1", {"rope": "yarn", "norm_topk_prob": True}),
+    "kolibri1-default-layers": ("kolibri1", {"layer_types": None, "num_hidden_layers": 5, "sliding_window": 7}),
+    "flint": ("flint", {}),
+    "flint-biases-dense-layers": (
+        "flint",
+        {
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "rope": "yarn",
+            "layer_types": ["sliding_attention", "full_attention", *("sliding_attention",) * 3],
+            "mlp_only_layers": None,
+            "decoder_sparse_step": 2,
+        },
+    ),
+    "laguna": ("laguna", {"rope": "yarn", "moe_routed_scaling_factor": 2.5}),
+    "laguna-biases-a-gate-per-element": (
+        "laguna",
+        {
+            "attention_bias": True,
+            "gating": "per-element",
+            "moe_router_logit_softcapping": 1.5,
+            "mlp_layer_types": ["sparse", "sparse", "dense", "sparse"],
+            "num_attention_heads_per_layer": None,
+        },
+    ),
+    # With a tied head this model repeats its first token.
+    "openai-gpt": ("openai_gpt", {"tie_word_embeddings": False}),
+    "openai-gpt-silu": ("openai_gpt", {"tie_word_embeddings": False, "afn": "silu"}),
+    "jetmoe": ("jetmoe", {"tie_word_embeddings": False}),
+    "jetmoe-yarn": ("jetmoe", {"rope": "yarn", "num_experts_per_tok": 1, "rms_norm_eps": 1e-2}),
+    "diffllama": ("diffllama", {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 16}),
+    "diffllama-biases-linear": ("diffllama", {"attention_bias": True, "rope": "linear", "head_dim": 32}),
+    "bitnet": ("bitnet", {"tie_word_embeddings": True}),
+    "bitnet-biases-llama3": ("bitnet", {"attention_bias": True, "rope": "llama3", "hidden_act": "silu"}),
+    "step3p7": ("step3p7", {"rope": "llama3", "moe_router_scaling_factor": 3.0}),
+    "step3p7-biases-one-number-of-heads": (
+        "step3p7",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "query_pre_attn_scalar": 24,
+            "num_sliding_attention_heads": None,
+            "swiglu_limits": None,
+            "swiglu_limits_shared": None,
+        },
+    ),
+    "mimo-v2-flash": ("mimo_v2_flash", {"rope": "yarn"}),
+    "mimo-v2-flash-biases-groups": (
+        "mimo_v2_flash",
+        {
+            "attention_bias": True,
+            "attention_value_scale": None,
+            "num_attention_heads": 16,
+            "n_routed_experts": 8,
+            "n_group": 2,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 2.5,
+            "layer_types": ["sliding_attention"] * 4,
+            "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+            "v_head_dim": 32,
+        },
+    ),
     "longcat-flash": ("longcat_flash", {}),
     "longcat-flash-yarn": ("longcat_flash", {"rope": "yarn of DeepSeek", "zero_expert_num": 0}),
     "perception-lm": ("perception_lm", {"rope": "llama3"}),
@@ -529,6 +757,42 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "post_norm_eps": 1e-2,
         },
     ),
+    "muse-spark": ("muse_spark", {"output_multiplier": 0.7}),
+    "muse-spark-biases": (
+        "muse_spark",
+        {
+            "rope": "yarn",
+            "attention_bias": True,
+            "mlp_layer_types": None,
+            "layer_rope_theta": [1e4, 0, 1e4, 1e4, 0],
+            "post_norm_eps": 1e-2,
+            "residual_gate_temperature": 1.5,
+            "routed_scaling_factor": 2.0,
+        },
+    ),
+    "mllama": ("mllama", {"rope": "llama3"}),
+    "mllama-text": ("mllama_text", {"cross_attention_layers": [0, 1, 7]}),
+    "cohere-compass": ("cohere_compass", {}),
+    "cohere-compass-text": (
+        "cohere_compass_text",
+        {
+            "attention_bias": True,
+            "logit_scale": None,
+            "tie_word_embeddings": False,
+            "rope_parameters": {
+                "sliding_attention": None,
+                "full_attention": {"rope_type": "linear", "rope_theta": 5e4, "factor": 4.0},
+            },
+        },
+    ),
+    "chameleon": ("chameleon", {}),
+    "chameleon-norms-after-biases": (
+        "chameleon",
+        {"swin_norm": True, "attention_bias": True, "mlp_bias": True, "rope": "yarn", "num_hidden_layers": 4},
+    ),
+    "emu3": ("emu3", {}),
+    "emu3-text": ("emu3_text", {"rope": "linear", "attention_bias": True, "mlp_bias": True}),
+    "fuyu": ("fuyu", {"initializer_range": 0.25}),
     "phi4-multimodal": ("phi4_multimodal", {**LONGROPE, "tie_word_embeddings": True}),
     "gemma3-tied": ("gemma3", {"initializer_range": 0.1}),
     "gemma3n": ("gemma3n", {"initializer_range": 0.1}),
@@ -588,6 +852,21 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": None,
         },
     ),
+    "internlm2": ("internlm2", {}),
+    "internlm2-biases-linear": (
+        "internlm2",
+        {"num_attention_heads": 8, "num_key_value_heads": 1, "attention_bias": True, "rope": "linear"},
+    ),
+    "internlm3": ("internlm3", {}),
+    "internlm3-biases": ("internlm3", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
+    "internlm3-biases-of-queries": ("internlm3_qkv_bias", {}),
+    "internlm-biases": ("internlm", {"attention_bias": True}),
+    "exaone-llama3": ("exaone", {"rope": "llama3"}),
+    "exaone-tied": ("exaone", {"tie_word_embeddings": True, "num_key_value_heads": 1, "num_hidden_layers": 3}),
+    "orion": ("orion", {}),
+    "mimo": ("mimo", {}),
+    "aquila": ("aquila", {}),
+    "pangu-embedded-biases": ("pangu_embedded", {"attention_bias": True}),
 }
 
 
@@ -629,6 +908,13 @@ def test_experts_that_are_stored_with_their_inputs_first(tiny_model: MakeModel, 
         ("qwen2-5-omni", "Qwen2_5OmniModel", "thinker_config", "thinker."),
         ("qwen3-omni", "Qwen3OmniMoeForConditionalGeneration", "thinker_config", "thinker."),
         ("internvl-experts", "InternVLChatModel", "llm_config", ""),
+        ("internlm2", "InternVLChatModel", "llm_config", "language_model."),
+        ("qwen2-yarn", "SkyworkR1VChatModel", "llm_config", "language_model."),
+        ("qwen2-yarn", "NVLM_D", "llm_config", "language_model."),
+        ("qwen2-tied", "Ovis", "llm_config", "llm."),
+        ("gemma2-tied", "Ovis", "llm_config", "llm."),
+        ("qwen3-tied-bias-yarn", "Ovis2_5", "llm_config", "llm."),
+        ("qwen2-yarn", "NVLM_D_Model", "text_config", "language_model."),
     ],
 )
 def test_text_parts_within_other_parts(
@@ -638,7 +924,7 @@ def test_text_parts_within_other_parts(
     family, overrides = SHAPES[shape]
     folder = tiny_model(family, **overrides)
     fields = json.loads((folder / "config.json").read_text())
-    part = fields if place == "thinker_config" else fields["text_config"]
+    part = fields if place == "thinker_config" else fields.get("text_config", fields)
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], place: part}))
     tensors = load_file(folder / "model.safetensors")
     save_file({prefix + name: each for name, each in tensors.items()}, tmp_path / "model.safetensors")
@@ -646,6 +932,25 @@ def test_text_parts_within_other_parts(
         generate(make_engine(each), [make_request(0, make_prompt(20), 20)]).tokens for each in (folder, tmp_path)
     ]
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "part", "tensor"),
+    [("qwen", "visual", "transformer.visual.proj"), ("chatglm", "vision_config", "transformer.vision.boi")],
+)
+def test_a_part_for_images_beside_the_text_part(
+    tiny_model: MakeModel, tmp_path: Path, shape: str, part: str, tensor: str
+) -> None:
+    """As Qwen-VL and GLM-4V were published."""
+    family, overrides = SHAPES[shape]
+    folder = tiny_model(family, **overrides)
+    fields = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**fields, part: {"image_size": 448}}))
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, tensor: torch.zeros(4)}, tmp_path / "model.safetensors")
+    prompt = make_prompt(20)
+    tokens = generate(make_engine(tmp_path), [make_request(0, prompt, 20)]).tokens[0, 0]
+    assert tokens == reference_greedy(folder, prompt, 20)
 
 
 def test_a_text_part_that_is_a_whole_model_within_another(tiny_model: MakeModel, tmp_path: Path) -> None:
@@ -664,6 +969,46 @@ def test_a_text_part_that_is_a_whole_model_within_another(tiny_model: MakeModel,
     assert outputs[0] == outputs[1]
 
 
+@pytest.mark.parametrize(
+    ("shape", "part"), [("mllama", "language_model"), ("emu3", "text_model"), ("fuyu", "language_model")]
+)
+def test_text_parts_by_the_names_within_transformers(
+    tiny_model: MakeModel, tmp_path: Path, shape: str, part: str
+) -> None:
+    """transformers writes other names than those of its classes, but reads both."""
+    family, overrides = SHAPES[shape]
+    folder = tiny_model(family, **overrides)
+    shutil.copytree(folder, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    moved = {
+        name.replace(f"{part}.model.", f"model.{part}.").replace(f"{part}.lm_head", "lm_head"): each
+        for name, each in tensors.items()
+    }
+    assert {f"model.{part}.embed_tokens.weight", "lm_head.weight"} <= moved.keys()
+    save_file(moved, tmp_path / "model" / "model.safetensors")
+    outputs = [
+        generate(make_engine(each), [make_request(0, make_prompt(20), 20)]).tokens
+        for each in (folder, tmp_path / "model")
+    ]
+    assert outputs[0] == outputs[1]
+
+
+def test_sinks_of_layers_that_see_all_tokens(tiny_model: MakeModel, tmp_path: Path) -> None:
+    """transformers has them in layers with a window alone. A score far below all others changes nothing."""
+    folder = tiny_model("mimo_v2_flash")
+    shutil.copytree(folder, tmp_path / "model")
+    fields = json.loads((folder / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**fields, "add_full_attention_sink_bias": True}))
+    tensors, requests = load_file(folder / "model.safetensors"), [make_request(0, make_prompt(20), 20)]
+    outputs = []
+    for score in (-1e4, 5.0):
+        names = [f"model.layers.{layer}.self_attn.attention_sink_bias" for layer in (0, 2)]
+        sinks = {name: torch.full((fields["num_attention_heads"],), score) for name in names}
+        save_file({**tensors, **sinks}, tmp_path / "model" / "model.safetensors")
+        outputs.append(generate(make_engine(tmp_path / "model"), requests).tokens)
+    assert outputs[0] == generate(make_engine(folder), requests).tokens != outputs[1]
+
+
 def test_longrope_beyond_the_original_context(tiny_model: MakeModel) -> None:
     """transformers chooses the factors by the present length, the engine by its longest. Beyond the original context
     they agree."""
@@ -673,7 +1018,9 @@ def test_longrope_beyond_the_original_context(tiny_model: MakeModel) -> None:
     for id, prompt in enumerate(prompts):
         assert transcript.tokens[id, 0] == reference_greedy(folder, prompt, 64)
     within = make_engine(folder, max_model_len=8)
-    assert within.layout() != make_engine(folder).layout(), "such pods would decode each other's keys into garbage"
+    assert within.fingerprint_facts() != make_engine(folder).fingerprint_facts(), (
+        "such pods would decode each other's keys into garbage"
+    )
     prompt = make_prompt(3)
     assert generate(within, [make_request(0, prompt, 5)]).tokens[0, 0] == reference_greedy(folder, prompt, 5)
 

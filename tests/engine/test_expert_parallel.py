@@ -33,7 +33,8 @@ FAMILIES = (
     "deepseek-v2-groups", "deepseek-v3-groups", "ernie4-5-moe", "minimax-m2", "dots1", "exaone-moe",
     "flex-olmo", "kimi-k2-5", "granitemoe-shared", "qwen3-vl-moe", "hunyuan-moe", "phimoe-biases", "dbrx", "llama4",
     "afmoe", "hy3", "axk1", "granite-swash-experts", "mistral4", "command-a-plus", "gemma4-experts-untied",
-    "aria", "ernie4-5-vl", "longcat-flash",
+    "aria", "ernie4-5-vl", "longcat-flash", "kolibri1", "flint", "laguna", "deepseek-v32", "step3p7", "muse-spark",
+    "jetmoe", "mimo-v2-flash",
 )  # fmt: skip
 PROMPTS = [make_prompt(length, seed=3) for length in (17, 50)]
 SHORT_PROMPTS = [prompt[:20] for prompt in PROMPTS]  # for kernels in the interpreter
@@ -66,7 +67,7 @@ def test_kv_goes_from_ranks_with_unequal_parts_to_one_rank(tiny_model: MakeModel
     transcript = pair.run()
     for id, prompt in enumerate(PROMPTS):
         assert is_greedy(folder, prompt, transcript.tokens[id, 0])
-    assert pair.prefill.layout() == pair.decode.layout()
+    assert pair.prefill.fingerprint_facts() == pair.decode.fingerprint_facts()
 
 
 def packed(_: str, weight: torch.Tensor) -> Tensors:

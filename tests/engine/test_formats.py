@@ -16,6 +16,7 @@ from baton_engine.ops import TORCH
 from baton_engine.quantization.dense import DENSE
 from baton_engine.quantization.quantized_experts import join
 from baton_engine.quantization.registry import parse_quantization
+from baton_engine.shard import Heads, RankNumber
 from baton_engine.source import Source
 from baton_engine.triton_ops import TRITON
 from baton_kernels.reference.grouped_linear import (
@@ -52,6 +53,32 @@ WEIGHTS_ONLY: dict[str, tuple[dict[str, Any], Pack]] = {
         lambda w: gptq(w, 8, 64, 1),
     ),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}, lambda w: awq(w, 32)),
+    "auto-round": (
+        {"quant_method": "auto-round", "bits": 4, "group_size": 64, "packing_format": "auto_round:auto_gptq"},
+        lambda w: without_order(gptq(w, 4, 64, 1)),
+    ),
+    "auto-round, zeros as they are": (
+        {"quant_method": "intel/auto-round", "bits": 8, "group_size": 32, "backend": "auto_round:exllamav2"},
+        lambda w: without_order(gptq(w, 8, 32, 2)),
+    ),
+    "auto-round, awq": (
+        {"quant_method": "auto-round", "bits": 4, "group_size": 32, "packing_format": "auto_round:auto_awq"},
+        lambda w: awq(w, 32),
+    ),
+    "auto-round, overridden": (
+        {
+            "quant_method": "auto-round",
+            "bits": 4,
+            "group_size": 64,
+            "extra_config": {
+                "t.a": {"bits": 8, "data_type": None},
+                r"t\.[b-d]$": {"bits": 8},
+                "t.c": {"bits": 16},
+                "t": {"bits": 4},
+            },
+        },
+        lambda w: without_order(gptq(w, 8, 64, 1)),
+    ),
     "compressed-tensors, by activation": (
         {
             "quant_method": "compressed-tensors",
@@ -89,6 +116,10 @@ FP8: dict[str, tuple[dict[str, Any], Pack]] = {
         {"quant_method": "fp8", "weight_block_size": [8, 64], "scale_fmt": "ue8m0"},
         lambda w: fp8(w, (8, 64), "weight_scale_inv", exponents=True),
     ),
+    "tiles of auto-round": (
+        {"quant_method": "auto-round", "packing_format": "auto_round:fp8", "bits": 8, "weight_block_size": [16, 32]},
+        lambda w: fp8(w, (16, 32), "weight_scale_inv"),
+    ),
     "one scale": ({"quant_method": "fp8"}, lambda w: fp8(w, None, "weight_scale")),
     "one scale, static activations": (
         {"quant_method": "fp8", "activation_scheme": "static"},
@@ -110,6 +141,11 @@ FP8: dict[str, tuple[dict[str, Any], Pack]] = {
         lambda w: fp8(w, (1, INPUTS), "weight_scale"),
     ),
 }
+
+
+def without_order(packed: Tensors) -> Tensors:
+    del packed["g_idx"]
+    return packed
 
 
 def write(folder: Path, pack: Pack, seed: int = 0) -> torch.Tensor:
@@ -181,6 +217,25 @@ def test_fp8(name: str, tmp_path: Path) -> None:
     bound = 2**-23 * INPUTS * (rounded.abs() @ numbers.double().abs().T + bias.double().abs())
     for ops in (TORCH, TRITON):
         assert ((products(tmp_path, config, x, ops) - exact).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("tile", [(16, 32), (20, 32), (8, 64)])
+def test_ranks_have_parts_of_tiles(tile: tuple[int, int], tmp_path: Path) -> None:
+    """Heads of 4 outputs are divided within tiles of all projections, or of one of them."""
+    config = {"quant_method": "fp8", "weight_block_size": list(tile)}
+    write(tmp_path, lambda w: fp8(w, tile, "weight_scale_inv"))
+    x = torch.randn(3, INPUTS)
+    for ops in (TORCH, TRITON):
+        with Weights(tmp_path, torch.float32, CPU) as weights:
+            source = open_source(weights, config, ops)
+            parts = [
+                Linear(source, ["a", "b"], list(OUTPUTS), INPUTS, bias=True, shard=Heads(RankNumber(rank, 2), 4))(x)
+                for rank in range(2)
+            ]
+        [first, second] = products(tmp_path, config, x, ops).split(OUTPUTS, dim=1)
+        expected = zip(first.chunk(2, dim=1), second.chunk(2, dim=1), strict=True)
+        for part, pair in zip(parts, expected, strict=True):
+            torch.testing.assert_close(part, torch.cat(pair, dim=1), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "with zeros"])
@@ -264,6 +319,12 @@ def test_inputs_in_different_orders_are_multiplied_apart(tmp_path: Path) -> None
             both = Linear(open_source(weights, config, ops), ["b", "b"], [24, 24], INPUTS)
             gate = x @ numbers[40:].T
         torch.testing.assert_close(both.gated(x, "silu"), torch.nn.functional.silu(gate) * gate)
+        with Weights(tmp_path, torch.float32, CPU) as weights:
+            order = torch.randperm(sum(OUTPUTS)).tolist()
+            shuffled = Linear(
+                open_source(weights, config, ops), ["a", "b"], list(OUTPUTS), INPUTS, bias=True, order=order
+            )
+        torch.testing.assert_close(shuffled(x), expected[:, order])
 
 
 @pytest.mark.parametrize("name", ["gptq", "awq", "mxfp4", "modelopt, nvfp4"])
@@ -297,11 +358,35 @@ def test_names_of_modules_that_are_left_out(name: str, left_out: bool) -> None:
     assert policy(name, False, lambda tensor: tensor.endswith(".weight")) == DENSE
 
 
-def test_projections_that_are_stored_differently_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", ["8 bits", "not quantized"])
+@pytest.mark.parametrize("ordered", [True, False], ids=["in an order", "as stored"])
+def test_projections_that_are_stored_differently_are_multiplied_apart(
+    other: str, ordered: bool, tmp_path: Path
+) -> None:
+    packs = iter([
+        lambda w: gptq(w, 4, 64, 1),
+        (lambda w: gptq(w, 8, 64, 1)) if other == "8 bits" else lambda w: {"weight": w, "numbers": w},
+    ])  # fmt: skip
+    numbers, x = write(tmp_path, lambda w: next(packs)(w)), torch.randn(3, INPUTS)
+    tensors = load_file(tmp_path / "model.safetensors")
+    order = torch.randperm(sum(OUTPUTS)).tolist() if ordered else list(range(sum(OUTPUTS)))
+    expected = (x @ numbers.T + torch.cat([tensors["t.a.bias"], tensors["t.b.bias"]]))[:, order]
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 64, "dynamic": {r".*\.b": {"bits": 8}}}
+    for ops in (TORCH, TRITON):
+        with Weights(tmp_path, torch.float32, CPU) as weights:
+            source = open_source(weights, config, ops)
+            both = Linear(source, ["a", "b"], list(OUTPUTS), INPUTS, bias=True, order=order if ordered else None)
+        torch.testing.assert_close(both(x), expected, rtol=1e-4, atol=1e-4)
+        gate, up = expected.chunk(2, dim=1)
+        gated = torch.nn.functional.silu(gate) * up
+        torch.testing.assert_close(both.gated(x, "silu"), gated, rtol=1e-4, atol=1e-4)
+
+
+def test_experts_that_are_stored_differently_are_named(tmp_path: Path) -> None:
     write(tmp_path, lambda w: gptq(w, 4, 64, 1))
     config = {"quant_method": "gptq", "bits": 4, "group_size": 64, "dynamic": {r".*\.b": {"bits": 8}}}
     with Weights(tmp_path, torch.float32, CPU) as weights, pytest.raises(ConfigError) as error:
-        Linear(open_source(weights, config), ["a", "b"], list(OUTPUTS), INPUTS)
+        open_source(weights, config).method(["a", "b"])
     assert "t.a and t.b are multiplied together, but are not stored alike: Gptq(bits=4" in str(error.value)
 
 
@@ -318,6 +403,11 @@ def test_projections_that_are_stored_differently_are_named(tmp_path: Path) -> No
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"a" * 2000: {}}}, ["2000 characters"]),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"a": 4}}, ["dynamic", "object"]),
         ({"quant_method": "awq", "version": "gemv"}, ["'gemv'", "gemm"]),
+        ({"quant_method": "auto-round", "bits": 2}, ["2 bits", "4 and 8"]),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, ["'mx_fp'", "integers of 4 and 8 bits"]),
+        ({"quant_method": "auto-round", "bits": 8, "packing_format": "auto_round:fake"}, ["'auto_round:fake'"]),
+        ({"quant_method": "auto-round", "bits": 4, "extra_config": {"a": 4}}, ["extra_config", "'a'", "object"]),
+        ({"quant_method": "auto-round", "bits": 4, "extra_config": {"a(": {}}}, ["'a('", "not a regular expression"]),
         ({"quant_method": "awq", "bits": 8}, ["8 bits"]),
         ({"quant_method": "awq", "modules_to_not_convert": "head"}, ["modules_to_not_convert", "list"]),
         ({"quant_method": "fp8", "weight_block_size": [128, 100]}, ["[128, 100]", "128"]),
@@ -330,13 +420,15 @@ def test_projections_that_are_stored_differently_are_named(tmp_path: Path) -> No
                 "format": "nvfp4-pack-quantized",
                 "config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float"}}},
             },
-            ["num_bits 4", "nvfp4-pack-quantized", "served are FP8", "MXFP4"],
+            ["num_bits 4", "nvfp4-pack-quantized", "Baton serves FP8", "MXFP4"],
         ),
         (
             {"quant_method": "compressed-tensors", "config_groups": {"g": ["Linear"]}},
             ["config_groups", "'g'", "object"],
         ),
         ({"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "int3"}, ["bnb_4bit_quant_type", "nf4"]),
+        ({"quant_method": "bitnet", "use_rms_norm": True}, ["bitnet and use_rms_norm"]),
+        ({"quant_method": "bitnet", "linear_class": "linear"}, ["linear_class", "autobitlinear"]),
     ],
 )
 def test_what_is_not_served_is_named(config: Any, words: list[str]) -> None:
@@ -398,7 +490,7 @@ def test_scales_that_are_no_numbers_above_0_are_refused(byte: int, tmp_path: Pat
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"quant_algo": "NVFP4_AWQ"}, "'NVFP4_AWQ', which is not served; served are FP8, "),
+        ({"quant_algo": "NVFP4_AWQ"}, "'NVFP4_AWQ', which is not served; Baton serves FP8, "),
         ({}, "Model Optimizer's None"),
         ({"quant_algo": ["FP8"]}, "which is not served"),
         ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": 3}}, "quantized_layers has 3 for 'a'"),

@@ -27,8 +27,8 @@ from .handover import Pair
 from .harness import assert_idle, generate, make_engine, make_prompt, make_request
 from .test_equality import SHAPES
 
-# A rope of another kind, windows with norms of heads, a softcap, sinks, ALiBi, one head of keys for all queries, and
-# keys that layers share.
+# A rope of another kind, windows with norms of heads, a softcap, sinks, ALiBi, one head of keys for all queries, keys
+# that layers share, and values of another size than keys.
 FAMILIES = (
     "llama-biases-llama3",
     "qwen3-windows-in-turn",
@@ -37,6 +37,7 @@ FAMILIES = (
     "bloom-twelve-heads-residual-after-norm-untied",
     "falcon-7b",
     "gemma3n",
+    "mimo-v2-flash-biases-groups",
 )
 
 
@@ -261,7 +262,7 @@ def test_scales_of_a_file_come_first(llama: Path, tmp_path: Path) -> None:
     assert measured.runner.cache.scales is not None
     save_scales(measured.runner.cache.scales, file)
     engine = fp8_engine(folder, kv_scales=str(file))
-    assert engine.layout() == measured.layout() != fp8_engine(folder).layout()
+    assert engine.fingerprint_facts() == measured.fingerprint_facts() != fp8_engine(folder).fingerprint_facts()
     for content, wrong in ((b"no scales", "cannot be read"), (None, "cannot be read")):
         other = tmp_path / "other"
         if content is not None:
@@ -301,10 +302,10 @@ def test_pods_with_other_codes_or_scales_do_not_share_kv(llama: Path, tmp_path: 
     folder = with_scales(llama, tmp_path / "m", tensors)
     engines = [make_engine(llama), fp8_engine(llama), fp8_engine(llama, dtype="bfloat16"), fp8_engine(folder)]
     # The weights of one folder stand for all, so that only layouts differ.
-    assert len({layout_fingerprint(engine.layout(), llama) for engine in engines}) == 4
-    assert engines[1].layout() == fp8_engine(llama, block_size=32).layout()
+    assert len({layout_fingerprint(engine.fingerprint_facts(), llama) for engine in engines}) == 4
+    assert engines[1].fingerprint_facts() == fp8_engine(llama, block_size=32).fingerprint_facts()
     assert [engine.runner.cache.format.split()[0] for engine in engines] == ["float32", *["float8_e4m3fn"] * 3]
-    assert "kv_scales" not in engines[0].layout(), "earlier versions have no such field"
+    assert "kv_scales" not in engines[0].fingerprint_facts(), "earlier versions have no such field"
 
 
 def test_what_cannot_be_in_fp8_is_refused_with_what_works(latent: Path, llama: Path, tiny_model: MakeModel) -> None:

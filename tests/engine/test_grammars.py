@@ -287,6 +287,7 @@ def test_penalties_bias_and_bans_choose_among_what_the_grammar_allows(llama: Pat
             "\n".join([f"A{i}:" + f" A{i + 1}" * 10 for i in range(9)] + ["A9: /a?/", "start: A0"]),
             "too",
         ),
+        (GrammarKind.EBNF, "\n".join([*(f"r{n} ::= r{n + 1}" for n in range(3000)), "root ::= r0"]), "many rules"),
         (GrammarKind.EBNF, "start: nothing", "nothing"),
         (GrammarKind.EBNF, "root ::= (", ""),
         (99, "", "kind 99"),

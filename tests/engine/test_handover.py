@@ -226,6 +226,35 @@ def test_what_does_not_belong_is_refused_and_not_written(llama: Path) -> None:
     assert pair.run().tokens[0, 0] == reference_greedy(llama, make_prompt(70), 8)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_kv_that_is_not_finite_ends_one_request_and_is_not_cached(llama: Path, n: int) -> None:
+    prompt, pair = make_prompt(130), make_pair(llama)
+    pair.add(make_request(0, prompt, 8, n=n))
+    until_first_tokens(pair)
+    pair.decode.import_tokens(0, pair.first_tokens.pop(0))
+    for piece in pair.pieces:
+        piece.values.view(torch.float32).fill_(float("nan"))
+    while pair.pieces:
+        pair.deliver_piece()
+    broken: list[int] = []
+    while pair.decode.has_work:
+        broken += pair.decode.step().broken
+    assert broken == [0]
+    assert_both_idle(pair)
+    tokens = generate(pair.decode, [make_request(1, prompt, 8)]).tokens[1, 0]
+    assert tokens == reference_choices(llama, prompt, tokens)
+
+
+def test_kv_that_was_imported_is_cached(llama: Path) -> None:
+    prompt, pair = make_prompt(130), make_pair(llama)
+    pair.add(make_request(0, prompt, 8, n=2))
+    pair.run()
+    again = generate(pair.decode, [make_request(1, prompt, 8)])
+    assert again.first(1).cached_tokens == 128
+    assert again.tokens[1, 0] == reference_choices(llama, prompt, again.tokens[1, 0])
+    assert_both_idle(pair)
+
+
 def test_a_piece_for_an_earlier_request_of_the_same_id_is_refused(llama: Path) -> None:
     pair = make_pair(llama)
     pair.add(make_request(0, make_prompt(70), 8))

@@ -23,3 +23,22 @@ def test_logits_near_a_softcap_keep_their_order(given: bool) -> None:
     assert torch.equal(head.own(torch.ones(1, 1)), logits)
     assert logits.argsort(descending=True).tolist() == [[1, 0, 2, 3]]
     assert out is None or out.data_ptr() == logits.data_ptr()
+
+
+class SecondOfTwo:
+    """Implements Ranks. The first rank has the tokens 0 to 3, whose logits are 9, and this one 4 to 6."""
+
+    rank, count = 1, 2
+
+    def join(self, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.full_like(y, 9), y], dim=1)
+
+
+def test_tokens_that_are_never_drawn() -> None:
+    excluded = torch.tensor([True, False, False, False, False, True, False])
+    own = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.bfloat16)
+    head = Head(lambda hidden: own.clone(), 7, SecondOfTwo(), torch.bfloat16)  # type: ignore[arg-type]
+    head.exclude(excluded)
+    least = torch.finfo(torch.float32).min
+    assert head.own(torch.ones(1, 1)).tolist() == [[1, least, 3]]
+    assert head(torch.ones(1, 1)).tolist() == [[least, 9, 9, 9, 1, least, 3]]

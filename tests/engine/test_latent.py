@@ -50,28 +50,32 @@ def test_chunks_go_either_way(latent: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("name", ["latent", "indexed"])
 def test_tokens_are_those_of_the_reference_in_every_way(
-    latent: Path, on_gpu: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, on_gpu: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Together in chunks, from the prefix cache, as four choices, resumed, and after preemption."""
+    folder: Path = request.getfixturevalue(name)
     if on_gpu:
         pretend(monkeypatch)
         # Rounds of few heads, and calls of few sequences.
         monkeypatch.setattr("baton_engine.attention.triton_latent._EXPANDED_BYTES", 1 << 13)
-    engine = make_engine(latent, block_size=4, num_blocks=52, max_num_batched_tokens=40, max_model_len=160)
+        monkeypatch.setattr("baton_engine.attention.triton_indexed._MOST_QUERIES", 12)
+    engine = make_engine(folder, block_size=4, num_blocks=56, max_num_batched_tokens=40, max_model_len=160)
     common, rng = make_prompt(44, seed=9), random.Random(2)
     for turn in range(2):
-        prompts = [common + make_prompt(length, seed=turn) for length in (1, 7, 30, 66)]
+        # The last one is shorter than the 21 tokens to which a query of the indexed model attends.
+        prompts = [common + make_prompt(length, seed=turn) for length in (1, 7, 30, 66)] + [make_prompt(9, seed=turn)]
         requests = [make_request(id, prompt, 16, n=4 if id == 1 else 1) for id, prompt in enumerate(prompts)]
-        known = reference_greedy(latent, prompts[2], 6)
+        known = reference_greedy(folder, prompts[2], 6)
         requests[2] = msgspec.structs.replace(requests[2], output=known)
         rng.shuffle(requests)
         transcript = generate(engine, requests)
-        for request in requests:
-            for choice in range(request.sampling.n):
-                tokens = transcript.tokens[request.id, choice]
+        for each in requests:
+            for choice in range(each.sampling.n):
+                tokens = transcript.tokens[each.id, choice]
                 assert len(tokens) == 16
-                assert tokens == reference_choices(latent, request.prompt, tokens)
+                assert tokens == reference_choices(folder, each.prompt, tokens)
         assert_idle(engine)
     assert transcript.first(0).cached_tokens == len(common)
     assert engine.load().preemptions
@@ -91,7 +95,7 @@ def test_deterministic_engines_absorb_every_token(latent: Path, monkeypatch: pyt
 def test_latents_are_handed_over(latent: Path, prefill_block: int, decode_block: int) -> None:
     prefill = make_engine(latent, max_num_batched_tokens=24, block_size=prefill_block)
     pair = Pair(prefill, make_engine(latent, block_size=decode_block), seed=decode_block)
-    assert pair.prefill.layout() == pair.decode.layout()
+    assert pair.prefill.fingerprint_facts() == pair.decode.fingerprint_facts()
     layout = pair.decode.runner.cache.layout
     # The model's kv_lora_rank and qk_rope_head_dim, in float32.
     assert layout.token_bytes == layout.num_layers * (24 + 8) * 4
@@ -112,4 +116,4 @@ def test_latents_are_handed_over(latent: Path, prefill_block: int, decode_block:
 def test_other_latents_have_another_fingerprint(latent: Path, tmp_path: Path) -> None:
     model = make_engine(latent).model
     changed = msgspec.structs.replace(model, latent=msgspec.structs.replace(model.latent, rank=16, rope_dim=16))
-    assert changed.layout() != model.layout()
+    assert changed.fingerprint_facts() != model.fingerprint_facts()

@@ -53,3 +53,5 @@ def test_a_group_is_reported_ahead_of_its_end_with_the_event_behind_it(
         layers, event = marks.ready()
         assert layers == end
         assert event is None if end == 0 else isinstance(event, Event) and event.behind == end
+        if end:
+            assert marks.behind(end) is event

@@ -20,10 +20,11 @@ from baton_engine.models.registry import load_model_config
 from baton_engine.ops import TORCH, Ops
 from baton_engine.quantization.registry import read_quantization
 from baton_engine.read_ahead import Range
+from baton_engine.sampling import Grammar, GrammarKind
 from baton_engine.source import Tensors
 from tests.conftest import MakeModel
 
-from .harness import make_engine
+from .harness import generate, make_engine, make_request
 from .test_equality import SHAPES
 
 CPU = torch.device("cpu")
@@ -330,6 +331,28 @@ def test_an_added_token_beyond_the_vocabulary_is_refused(folder: Path) -> None:
     assert "token ids up to 512" in refusal(folder)
 
 
+def test_tokens_of_images_may_be_beyond_the_vocabulary(tiny_model: MakeModel, tmp_path: Path) -> None:
+    """As in Llama 3.2 Vision. A prompt with such a token is refused, as its image is not served."""
+    shutil.copytree(tiny_model("mllama"), tmp_path / "model")
+
+    def add(id: int) -> None:
+        edit_tokenizer(tmp_path / "model", lambda content: content["model"]["vocab"].update({f"image {id}": id}))
+
+    add(512)
+    engine = make_engine(tmp_path / "model")
+    assert engine.request_error(make_request(0, [3, 512], 4)) == (
+        "prompt",
+        "a token id is outside the vocabulary of 512",
+    )
+    grammar = Grammar(GrammarKind.REGEX, "[a-f]{4,9}")
+    text = generate(engine, [make_request(1, [3], 12, grammar=grammar, eos_token_ids=[1])])
+    assert len(text.tokens[1, 0]) > 3
+    add(519)
+    make_engine(tmp_path / "model")
+    add(520)
+    assert "vocabulary of 520" in refusal(tmp_path / "model")
+
+
 def test_a_tokenizer_file_that_is_none_is_named(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
     assert "tokenizer.json: " in refusal(folder)
@@ -376,11 +399,11 @@ def test_an_unknown_activation_is_named(tiny_model: MakeModel, folder: Path) -> 
 
 def test_fingerprints_are_equal_for_equal_weights_alone(folder: Path, llama: Path) -> None:
     engine = make_engine(folder)
-    digest = layout_fingerprint(engine.layout(), folder)
-    assert digest == layout_fingerprint(make_engine(llama).layout(), llama)
+    digest = layout_fingerprint(engine.fingerprint_facts(), folder)
+    assert digest == layout_fingerprint(make_engine(llama).fingerprint_facts(), llama)
     # KV is exchanged by tokens, so engines may differ in the size of blocks, but not in the layout of a token's KV.
-    assert digest == layout_fingerprint(make_engine(folder, block_size=32).layout(), folder)
-    assert digest != layout_fingerprint(make_engine(folder, dtype="bfloat16").layout(), folder)
+    assert digest == layout_fingerprint(make_engine(folder, block_size=32).fingerprint_facts(), folder)
+    assert digest != layout_fingerprint(make_engine(folder, dtype="bfloat16").fingerprint_facts(), folder)
     weights = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
     rewrite(folder, **{"model.embed_tokens.weight": weights + 1})
-    assert digest != layout_fingerprint(engine.layout(), folder)
+    assert digest != layout_fingerprint(engine.fingerprint_facts(), folder)

@@ -266,7 +266,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_loaded() -> None:
 @pytest.mark.parametrize(("tokens", "sequences", "context"), [(64, 8, 512), (7, 16, 40), (500, 4, 60), (1, 1, 1)])
 def test_the_largest_steps_are_as_large_as_the_scheduler_makes_them(tokens: int, sequences: int, context: int) -> None:
     settings = config(max_num_batched_tokens=tokens, max_num_seqs=sequences, block_size=16)
-    prompts, chunk, short = forward_steps(settings, context)
+    prompts, chunk, short = forward_steps(settings, [context])
     assert prompts.num_tokens == min(tokens, sequences * context)
     assert (chunk.counts, chunk.ends) == ([min(tokens, context)], [context])
     assert (short.counts, short.ends) == ([min(tokens, context, 96)], [context])

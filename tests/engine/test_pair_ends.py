@@ -12,10 +12,11 @@ import torch
 from baton_common.extent import Extent
 from baton_common.kv_layout import KvLayout, Plane
 from baton_common.rank_parts import UNIQUE_ID_BYTES, divides, most_links, rank_heads, rank_parts
+from baton_engine.executor import Fence, RanksFence, StepMark
 from baton_engine.kv_cache import KvCache
 from baton_engine.ops import TORCH
 from baton_engine.pairs.ends import PairEnds, combined
-from baton_engine.pairs.messages import PairCommand, Report
+from baton_engine.pairs.messages import PackParts, PairCommand, Report, UnpackParts
 from baton_engine.pairs.nccl import NcclError
 from baton_engine.pairs.rank_end import RankEnd
 
@@ -102,6 +103,7 @@ class Others:
 
     def __init__(self, ends: list[RankEnd], dice: random.Random) -> None:
         self.count = len(ends) + 1
+        self.fence: Callable[[int, StepMark], Fence]
         self._ends, self._dice = ends, dice
         self._commands: list[deque[PairCommand]] = [deque() for _ in ends]
 
@@ -113,7 +115,9 @@ class Others:
         reports: list[tuple[int, Report]] = []
         for number, (end, commands) in enumerate(zip(self._ends, self._commands, strict=True), start=1):
             while commands and self._dice.random() < 0.6:
-                end.execute(commands.popleft())
+                command = commands.popleft()
+                mark = command.behind if isinstance(command, PackParts | UnpackParts) else None
+                end.execute(command, self.fence(number, mark) if mark else None)
             # Else a rank sleeps until the next command.
             if end.busy:
                 reports += [(number, report) for report in end.settle()]
@@ -141,7 +145,8 @@ class Pod:
         dice.shuffle(blocks)
         self.tables = [blocks[: -(-TOKENS // block_size)]]
         own_end, *others = [RankEnd(cache, layout, rank, ranks) for rank, cache in enumerate(self.caches)]
-        self.ends = PairEnds(own_end, layout, Others(others, dice))
+        self.others = Others(others, dice)
+        self.ends = PairEnds(own_end, layout, self.others)
         self.up: list[int] = []
         self.lost: dict[int, str] = {}
 
@@ -258,6 +263,34 @@ def test_kv_is_packed_behind_its_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = Pod(pair.layout, 1, 8, 11, 255)
     expected.write(late)
     assert torch.equal(pair.receiver.read(0), expected.read(0))
+
+
+def test_every_rank_packs_and_unpacks_behind_its_own_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(monkeypatch, 4, 2, 2, "float32")
+    extent = pair.layout.extent(0, TOKENS)
+    waited: list[str] = []
+
+    class Own:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def wait(self) -> None:
+            waited.append(self._name)
+
+    pair.sender.others.fence = lambda rank, mark: Own(f"packs on {rank} behind {mark}")
+    pair.receiver.others.fence = lambda rank, mark: Own(f"unpacks on {rank} behind {mark}")
+    packs = RanksFence(StepMark(5, 2), Own("packs on 0"))
+    unpacks = RanksFence(StepMark(9), Own("unpacks on 0"))
+    over: list[bool] = []
+    pair.sender.ends.pack(PAIR, 0, pair.sender.tables, extent, True, packs, lambda *_: over.append(True))
+    pair.until(lambda: over)
+    assert sorted(waited) == ["packs on 0", f"packs on 1 behind {StepMark(5, 2)}"]
+    waited.clear()
+    _, received = pair.transfer(extent, 0)
+    pair.until(lambda: received)
+    pair.receiver.ends.unpack(PAIR, 0, pair.receiver.tables, extent, unpacks, lambda *_: over.append(True))
+    pair.until(lambda: len(over) == 2)
+    assert sorted(waited) == ["unpacks on 0", f"unpacks on 1 behind {StepMark(9)}"]
 
 
 @pytest.mark.parametrize("part", [0, 1])

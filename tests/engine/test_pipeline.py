@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from baton_engine.engine import Engine
+from baton_engine.executor import WithoutLayers
 from baton_engine.pipeline import Pipeline
 from baton_engine.results import Results
 from baton_engine.sequence import Sequence
@@ -34,7 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-class StepInFlight:
+class StepInFlight(WithoutLayers):
     """A Launched step that is done once `over` is set."""
 
     over = False
@@ -46,9 +47,6 @@ class StepInFlight:
 
     def done(self) -> bool:
         return self.over
-
-    def layers_ready(self) -> tuple[int, None]:
-        return 0, None
 
     def launch(self, plan: StepPlan) -> "StepInFlight":
         return self

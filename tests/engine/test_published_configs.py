@@ -1,5 +1,6 @@
 """Fields of config.json as models were published with them, some in forms that transformers no longer writes."""
 
+import math
 from typing import Any
 
 import pytest
@@ -7,23 +8,41 @@ import torch
 
 from baton_engine.config import ConfigError
 from baton_engine.kv_dtype import choose_kv_dtype
-from baton_engine.layers.rope import inverse_frequencies
+from baton_engine.layers.rope import Rope, inverse_frequencies
 from baton_engine.models.afmoe import AfmoeConfig
+from baton_engine.models.baichuan import BaichuanConfig
+from baton_engine.models.bailing_moe import BailingConfig
+from baton_engine.models.chameleon import ChameleonConfig
+from baton_engine.models.chatglm import ChatGlmConfig
 from baton_engine.models.cohere2_moe import Cohere2MoeConfig
+from baton_engine.models.cohere_compass import CohereCompassConfig
+from baton_engine.models.decilm import Block, DeciLmConfig
 from baton_engine.models.deepseek_v2 import DeepseekConfig
+from baton_engine.models.diffllama import DiffLlamaConfig
 from baton_engine.models.gemma3n import Gemma3nConfig
 from baton_engine.models.gemma4_config import Gemma4Config
 from baton_engine.models.granite import GraniteConfig, Multipliers
 from baton_engine.models.hyperclovax import HyperClovaXConfig
+from baton_engine.models.jetmoe import JetMoeConfig
+from baton_engine.models.laguna import LagunaConfig
+from baton_engine.models.layer_norm_llama import LayerNormConfig
 from baton_engine.models.llama import LlamaConfig
 from baton_engine.models.llama4 import Llama4Config
 from baton_engine.models.longcat_flash import LongcatFlashConfig
+from baton_engine.models.mimo_v2_flash import MiMoV2FlashConfig
+from baton_engine.models.minicpm import MiniCpmConfig
 from baton_engine.models.minicpm3 import MiniCpm3Config
+from baton_engine.models.mllama import MllamaConfig
+from baton_engine.models.molmo import MolmoConfig
 from baton_engine.models.molmo2 import Molmo2Config
 from baton_engine.models.muse_glimmer import MuseGlimmerConfig
+from baton_engine.models.muse_spark import MuseSparkConfig
 from baton_engine.models.nanochat import NanoChatConfig
+from baton_engine.models.opt import OptConfig
+from baton_engine.models.qwen import QwenConfig
 from baton_engine.models.registry import parse_model_config
 from baton_engine.models.sparse_config import SparseConfig
+from baton_engine.models.step3p5 import Step3p5Config
 from baton_engine.shard import RankNumber
 
 SIZES = {
@@ -179,9 +198,11 @@ def test_older_models_without_gates() -> None:
     assert (config.tie_word_embeddings, config.qkv_bias, config.rope_of(0)) == (True, True, None)
     galactica = {"activation_function": "gelu", "enable_bias": False, "layer_norm_elementwise_affine": False}
     assert parse("OPTForCausalLM", **{**opt, **galactica}).mlp_bias is False
-    for name, value in (("do_layer_norm_before", False), ("word_embed_proj_dim", 256)):
-        with pytest.raises(ConfigError, match=name):
-            parse("OPTForCausalLM", **{**opt, name: value})
+    small = parse("OPTForCausalLM", **{**opt, "do_layer_norm_before": False, "word_embed_proj_dim": 256})
+    assert isinstance(small, OptConfig)
+    assert (small.post_norm, small.embedding_size, small.hidden_size) == (True, 256, 512)
+    with pytest.raises(ConfigError, match="_remove_final_layer_norm"):
+        parse("OPTForCausalLM", **{**opt, "_remove_final_layer_norm": True})
     gptj = {
         "activation_function": "gelu_new", "n_embd": 4096, "n_head": 16, "n_inner": None, "n_layer": 28,
         "n_positions": 2048, "rotary": True, "rotary_dim": 64, "scale_attn_weights": True, "tie_word_embeddings": False,
@@ -202,6 +223,20 @@ def test_older_models_without_gates() -> None:
     }  # fmt: skip
     config = parse("GPTBigCodeForCausalLM", **starcoder)
     assert (config.num_kv_heads, config.head_dim, config.max_position_embeddings) == (1, 128, 8192)
+
+
+def test_falcon_of_refinedweb() -> None:
+    config = parse_model_config({
+        "alibi": True, "apply_residual_connection_post_layernorm": False, "architectures": ["FalconForCausalLM"],
+        "bias": True, "hidden_size": 2048, "layer_norm_epsilon": 1e-5, "multi_query": False,
+        "new_decoder_architecture": False, "num_attention_heads": 32, "num_hidden_layers": 24, "parallel_attn": False,
+        "vocab_size": 50304,
+    })  # fmt: skip
+    assert (config.num_kv_heads, config.head_dim, config.max_position_embeddings) == (32, 64, 2048)
+    slopes = config.attention[0].alibi
+    assert slopes is not None
+    # They are rounded to bfloat16 and scaled as scores are.
+    assert (slopes[0], slopes[3], slopes[31]) == (0.83984375 / 8, 0.5 / 8, 2.0**-8 / 8)
 
 
 def test_mpt() -> None:
@@ -656,10 +691,10 @@ def test_gemma_4() -> None:
     assert (config.rope.type, config.rope.partial, config.window_rope.theta) == ("proportional", 0.25, 1e4)
     assert (config.logit_softcap, config.eos_token_ids, config.tie_word_embeddings) == (30.0, (1, 106), True)
     layout = config.kv_layout("bfloat16")
-    assert layout.heads[4:6] == ((16, 256), (4, 512))
+    assert layout.heads[4:6] == ((16, 256, 256), (4, 512, 512))
     assert layout.layer_bytes == 2 * 16 * 256 * 2
-    assert config.part(RankNumber(1, 4)).kv_layout("bfloat16").heads[4:6] == ((4, 256), (1, 512))
-    assert config.layout() != parse_gemma_4(global_head_dim=256).layout()
+    assert config.part(RankNumber(1, 4)).kv_layout("bfloat16").heads[4:6] == ((4, 256, 256), (1, 512, 512))
+    assert config.fingerprint_facts() != parse_gemma_4(global_head_dim=256).fingerprint_facts()
     with pytest.raises(ConfigError, match="--tensor-parallel 8 is more than the 4 key-value heads"):
         config.part(RankNumber(0, 8))
     with pytest.raises(ConfigError, match="--kv-cache-dtype fp8 needs the same heads"):
@@ -680,9 +715,13 @@ def test_small_gemma_4() -> None:
     assert [config.kv_layer(layer) for layer in (13, 14, 15, 19, 33, 34)] == [13, 14, 13, 14, 13, 14]
     assert [config.mlp_size(layer) for layer in (14, 15)] == [6144, 12288]
     layout = config.kv_layout("bfloat16")
-    assert (layout.num_layers, layout.heads[13:], layout.windows[13:]) == (15, ((1, 256), (1, 512)), (512, None))
+    assert (layout.num_layers, layout.heads[13:], layout.windows[13:]) == (
+        15,
+        ((1, 256, 256), (1, 512, 512)),
+        (512, None),
+    )
     assert config.part(RankNumber(1, 2)).kv_layout("bfloat16") == layout
-    assert config.layout()["kv_layers"] == 15
+    assert config.fingerprint_facts()["kv_layers"] == 15
     twelve = parse_model_config(
         {**GEMMA4, "architectures": ["Gemma4UnifiedForConditionalGeneration"], "text_config": {}}
     )
@@ -820,7 +859,7 @@ def test_text_parts_that_are_named_by_their_type() -> None:
     )  # fmt: skip
     assert (chat.qkv_bias, chat.tie_word_embeddings) == (True, False)
     assert parse("InternVLForConditionalGeneration", text_config={**SIZES, "model_type": "qwen3"}).tie_word_embeddings
-    for kind in ("internlm2", "bert", 3, ["qwen2"]):
+    for kind in ("internlm3", "bert", 3, ["qwen2"]):
         with pytest.raises(ConfigError, match="model_type"):
             parse("InternVLChatModel", llm_config={**SIZES, "model_type": kind})
     with pytest.raises(ConfigError, match="llm_config"):
@@ -890,6 +929,351 @@ def test_experts_of_text_parts() -> None:
             parse("Ernie4_5_VLMoeForConditionalGeneration", **{**ernie, name: value})
 
 
+def test_kolibri_1() -> None:
+    fields: dict[str, Any] = {
+        "head_dim": 128, "moe_intermediate_size": 512, "norm_topk_prob": False, "num_experts": 384,
+        "num_experts_per_tok": 6, "rms_norm_eps": 1e-6, "shared_expert_intermediate_size": 512, "sliding_window": 513,
+    }  # fmt: skip
+    config = parse("Kolibri1ForCausalLM", **fields)
+    assert isinstance(config, SparseConfig)
+    assert config.sliding_windows == (513,) * 4 + (None,) + (513,) * 3
+    assert [config.rope_of(layer) is None for layer in range(8)] == [False] * 4 + [True] + [False] * 3
+    assert (config.routing.sigmoid, config.routing.corrects_logits, config.routing.normalize) == (True, True, False)
+    assert (config.mlp_units, config.head_dim, config.rope.theta) == (7 * 512, 128, 10000)
+    assert parse("Kolibri1ForCausalLM") == config
+    plain = parse_model_config({"architectures": ["Kolibri1ForCausalLM"]})
+    assert (plain.num_layers, plain.num_heads, plain.num_kv_heads, plain.hidden_size) == (50, 48, 4, 2560)
+    for name, value in (("sliding_window", None), ("hidden_act", "gelu"), ("num_experts_per_tok", 385)):
+        with pytest.raises(ConfigError, match=name):
+            parse("Kolibri1ForCausalLM", **{**fields, name: value})
+
+
+def test_flint() -> None:
+    fields: dict[str, Any] = {
+        "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128, "mlp_only_layers": [0, 1],
+        "moe_intermediate_size": 512, "norm_topk_prob": True, "num_experts": 256, "num_experts_per_tok": 6,
+        "shared_expert_intermediate_size": 1024, "sliding_window": 513,
+    }  # fmt: skip
+    config = parse("FlintForCausalLM", **fields)
+    assert isinstance(config, SparseConfig)
+    assert config.sliding_windows == (None, None, 513, 513, 513, None, 513, None)
+    assert [config.rope_of(layer) is None for layer in range(8)] == [True, True, *[False] * 3, True, False, True]
+    assert all(spec.sinks for spec in config.attention)
+    assert (config.dense_layers, config.shared_size, config.head_dim) == ({0, 1}, 1024, 128)
+    assert (config.routing.sigmoid, config.routing.normalize, config.routing.count) == (True, True, 6)
+    assert parse("FlintForCausalLM", **dict.fromkeys(fields)) == config
+    assert parse("FlintForCausalLM", **{**fields, "mlp_only_layers": []}).mlp_units == 6 * 512 + 1024
+    plain = parse_model_config({"architectures": ["FlintForCausalLM"]})
+    assert (plain.num_layers, plain.num_heads, plain.num_kv_heads, plain.intermediate_size) == (49, 32, 4, 6144)
+    for name, value in (("mlp_only_layers", 1), ("layer_types", ["full_attention"]), ("sliding_window", 0)):
+        with pytest.raises(ConfigError, match=name):
+            parse("FlintForCausalLM", **{**fields, name: value})
+
+
+def test_laguna() -> None:
+    kinds = ["full_attention", *("sliding_attention",) * 3] * 2
+    fields: dict[str, Any] = {
+        "decoder_sparse_step": 1, "gating": "per-head", "gating_types": ["per_head"] * 8, "head_dim": 128,
+        "layer_types": kinds, "mlp_layer_types": ["dense"] + ["sparse"] * 7, "mlp_only_layers": [0],
+        "moe_apply_router_weight_on_input": False, "moe_intermediate_size": 512, "moe_routed_scaling_factor": 2.5,
+        "moe_router_logit_softcapping": 0.0, "norm_topk_prob": True, "num_attention_heads_per_layer": [4, 6, 6, 6] * 2,
+        "num_experts": 256, "num_experts_per_tok": 8, "partial_rotary_factor": 0.5, "sliding_window": 512,
+        "rope_parameters": {
+            "full_attention": {"attention_factor": 1.0, "beta_fast": 64.0, "beta_slow": 1.0, "factor": 32.0,
+                               "original_max_position_embeddings": 4096, "partial_rotary_factor": 0.5,
+                               "rope_theta": 500000.0, "rope_type": "yarn"},
+            "original_max_position_embeddings": 4096,
+            "sliding_attention": {"partial_rotary_factor": 1.0, "rope_theta": 10000.0, "rope_type": "default"},
+        },
+        "shared_expert_intermediate_size": 512, "swa_attention_sink_enabled": False,
+    }  # fmt: skip
+    config = parse("LagunaForCausalLM", **fields)
+    assert isinstance(config, LagunaConfig)
+    assert (config.heads, config.num_heads, config.gates_of_head) == ((4, 6, 6, 6) * 2, 6, 1)
+    assert config.query_shapes == ((4, 128), (6, 128))
+    assert [rope.partial for rope in map(config.rope_of, range(8)) if rope] == [0.5, 1.0, 1.0, 1.0] * 2
+    assert (config.rope.type, config.rope.attention_factor, config.dense_layers) == ("yarn", 1.0, {0})
+    assert (config.routing.scale, config.routing.softcap, config.shared_size) == (2.5, 0.0, 512)
+    # Of queries, keys, values, what attention returns, and gates.
+    assert config.attention_weights == 512 * (128 * (5.5 * 2 + 2 * 2) + 5.5)
+    assert (half := config.part(RankNumber(1, 2))).heads == (2, 3, 3, 3) * 2
+    assert (half.num_heads, half.num_kv_heads) == (3, 1)
+    with pytest.raises(ConfigError, match="more than the 4 heads of a layer"):
+        config.part(RankNumber(0, 6))
+    without = {name: value for name, value in fields.items() if name not in ("mlp_layer_types", "gating")}
+    assert parse("LagunaForCausalLM", **without) == config
+    plain = parse_model_config({"architectures": ["LagunaForCausalLM"]})
+    assert isinstance(plain, LagunaConfig)
+    assert (plain.heads, plain.sliding_windows, plain.rope.partial) == ((48,) * 40, (None,) * 40, 0.5)
+    for name, value in (
+        ("gating", False), ("gating_types", ["per_element"] * 8), ("moe_apply_router_weight_on_input", True),
+        ("num_attention_heads_per_layer", [4]), ("num_attention_heads_per_layer", [4, 0] * 4),
+        ("rope_parameters", {"full_attention": {"rope_theta": 1e4}}), ("swa_attention_sink_enabled", True),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=name):
+            parse("LagunaForCausalLM", **{**fields, name: value})
+    with pytest.raises(ConfigError, match="5 attention heads cannot share 2"):
+        parse("LagunaForCausalLM", **{**fields, "num_attention_heads_per_layer": [4, 5] * 4})
+
+
+def test_step_3_5_and_3_7_flash() -> None:
+    """Lists have entries for the layers that predict further tokens, too."""
+    kinds = ["full_attention", *("sliding_attention",) * 3] * 2 + ["sliding_attention"]
+    fields: dict[str, Any] = {
+        "att_impl_type": "GQA", "head_dim": 128, "layer_types": kinds, "max_position_embeddings": 262144,
+        "attention_other_setting": {"attention_type": "sliding_attention", "head_dim": 128, "num_attention_groups": 2,
+                                    "num_attention_heads": 6, "true_head_dim": 128},
+        "moe_intermediate_size": 1280, "moe_layers_enum": "3,4,5,6,7", "moe_num_experts": 288, "moe_top_k": 8,
+        "moe_router_activation": "sigmoid", "moe_router_scaling_factor": 3.0, "norm_expert_weight": True,
+        "num_attention_groups": 2, "num_nextn_predict_layers": 1, "partial_rotary_factors": [0.5, 1, 1, 1] * 2 + [1],
+        "rope_scaling": {"factor": 2.0, "high_freq_factor": 32.0, "low_freq_factor": 1.0,
+                         "original_max_position_embeddings": 131072, "rope_type": "llama3"},
+        "rope_theta": [5e6, 1e4, 1e4, 1e4] * 2 + [1e4], "share_expert_dim": 1280, "sliding_window": 512,
+        "swiglu_limits": [0.0] * 7 + [7, 0.0], "swiglu_limits_shared": [0.0] * 7 + [16.0, 0.0],
+        "use_head_wise_attn_gate": True, "use_moe_router_bias": True, "yarn_only_types": ["full_attention"],
+    }  # fmt: skip
+    config = parse("Step3p5ForCausalLM", **fields)
+    assert isinstance(config, Step3p5Config)
+    assert (config.heads, config.num_kv_heads, config.dense_layers) == ((4, 6, 6, 6) * 2, 2, {0, 1, 2})
+    assert config.sliding_windows == (None, 512, 512, 512) * 2
+    assert (config.rope.type, config.rope.theta, config.rope.partial) == ("llama3", 5e6, 0.5)
+    assert (config.window_rope.type, config.window_rope.theta, config.window_rope.partial) == ("default", 1e4, 1.0)
+    assert (config.limits, config.shared_limits) == ((0.0,) * 7 + (7.0,), (0.0,) * 7 + (16.0,))
+    assert (config.num_experts, config.routing.count, config.routing.scale, config.shared_size) == (288, 8, 3.0, 1280)
+    ropes = {
+        "full_attention": {**fields["rope_scaling"], "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+    }
+    written = {
+        "head_dim": 128, "layer_types": kinds[:8], "max_position_embeddings": 262144, "moe_intermediate_size": 1280,
+        "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 5, "moe_router_scaling_factor": 3.0, "n_routed_experts": 288,
+        "num_experts_per_tok": 8, "num_sliding_attention_heads": 6, "rope_parameters": ropes, "share_expert_dim": 1280,
+        "per_layer_config": {str(layer): {"num_attention_heads": 6} for layer in (1, 2, 3, 5, 6, 7)},
+        "sliding_window": 512, "swiglu_limits": [0.0] * 7 + [7], "swiglu_limits_shared": [0.0] * 7 + [16.0],
+    }  # fmt: skip
+    assert parse("Step3p5ForCausalLM", **written) == config
+    whole = parse("Step3p7ForConditionalGeneration", text_config={**SIZES, **written})
+    assert isinstance(whole, Step3p5Config)
+    assert whole.limits == config.limits
+    plain = parse_model_config({"architectures": ["Step3p5ForCausalLM"]})
+    assert (plain.num_layers, plain.num_heads, plain.num_kv_heads, plain.sliding_windows) == (45, 64, 8, (None,) * 45)
+    with pytest.raises(ConfigError, match="num_attention_groups"):
+        parse("Step3p5ForCausalLM", **{**fields, "attention_other_setting": {"num_attention_groups": 4}})
+    for name, value in (
+        ("att_impl_type", "MFA"), ("layer_types", kinds[:3]),
+        ("moe_layers_enum", "a"), ("norm_expert_weight", False), ("partial_rotary_factors", [0.0] * 9),
+        ("per_layer_config", {}), ("rope_theta", ["a"] * 9), ("rope_theta", [*range(9)]),
+        ("sliding_window", None), ("swiglu_limits", [1.0]), ("swiglu_limits_shared", [-1.0] * 8),
+        ("use_head_wise_attn_gate", False),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=name.removesuffix("s")):
+            parse("Step3p5ForCausalLM", **{**fields, name: value})
+
+
+def test_jetmoe() -> None:
+    fields: dict[str, Any] = {
+        "activation_function": "silu", "aux_loss_coef": 0.01, "hidden_size": 2048, "intermediate_size": 5632,
+        "kv_channels": 128, "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 24,
+        "num_key_value_heads": 16, "num_local_experts": 8, "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+    config = parse("JetMoeForCausalLM", **fields)
+    assert isinstance(config, JetMoeConfig)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.tie_word_embeddings) == (32, 16, 128, True)
+    assert (config.rms_norm_eps, config.final_eps, config.expert_size) == (1e-6, 1e-5, 5632)
+    assert config.attention_weights == 2048 * 2048 * (2 * 8 + 2)
+    assert config.part(RankNumber(1, 4)).num_heads == 8
+    with pytest.raises(ConfigError, match="more than the 16 key-value heads"):
+        config.part(RankNumber(0, 32))
+    default = parse_model_config({"architectures": ["JetMoeForCausalLM"]})
+    assert (default.num_layers, default.hidden_size, default.num_heads, default.num_experts) == (12, 2048, 32, 8)
+    for name, value in (("num_experts_per_tok", 9), ("activation_function", "gelu")):
+        with pytest.raises(ConfigError, match="hidden_act" if name == "activation_function" else name):
+            parse("JetMoeForCausalLM", **{**fields, name: value})
+
+
+def test_diffllama() -> None:
+    config = parse("DiffLlamaForCausalLM", lambda_std_dev=0.1, rms_norm_eps=1e-5, attention_bias=False)
+    assert isinstance(config, DiffLlamaConfig)
+    # The cache has each key and each value twice.
+    assert (config.num_heads, config.num_kv_heads, config.pairs, config.queries, config.head_dim) == (8, 4, 1, 2, 128)
+    assert config.attention_weights == 512 * 128 * (4 + 2 * 2 + 4)
+    with pytest.raises(ConfigError, match="--tensor-parallel 2 does not divide the 1 pairs of key-value heads"):
+        config.part(RankNumber(0, 2))
+    default = parse_model_config({"architectures": ["DiffLlamaForCausalLM"]})
+    assert (default.num_layers, default.hidden_size, default.num_kv_heads, default.head_dim) == (16, 2048, 64, 64)
+    for name, value in (("num_key_value_heads", 1), ("hidden_act", "gelu")):
+        with pytest.raises(ConfigError, match=name):
+            parse("DiffLlamaForCausalLM", **{name: value})
+
+
+def test_openai_gpt() -> None:
+    fields = {"afn": "gelu", "n_ctx": 512, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 512}
+    config = parse_model_config({"architectures": ["OpenAIGPTLMHeadModel"], "vocab_size": 40478, **fields})
+    assert isinstance(config, LlamaConfig)
+    assert (config.num_layers, config.head_dim, config.intermediate_size, config.activation) == (
+        12, 64, 3072, "gelu_tanh",
+    )  # fmt: skip
+    assert (config.tie_word_embeddings, config.max_position_embeddings) == (True, 512)
+    assert parse_model_config({"architectures": ["OpenAIGPTLMHeadModel"]}) == config
+    with pytest.raises(ConfigError, match="hidden_act"):
+        parse("OpenAIGPTLMHeadModel", afn="tanh")
+
+
+def test_bitnet() -> None:
+    config = parse("BitNetForCausalLM", hidden_act="relu2", rms_norm_eps=1e-5, rope_theta=5e5, tie_word_embeddings=True)
+    assert (config.activation, config.rms_norm_eps, config.rope.theta, config.head_dim) == ("relu2", 1e-5, 5e5, 128)
+    for name, value in (("hidden_act", "gelu"), ("head_dim", 64)):
+        with pytest.raises(ConfigError, match=name):
+            parse("BitNetForCausalLM", **{name: value})
+
+
+def test_internlm() -> None:
+    bare = parse("InternLMForCausalLM", rotary={"base": 50000, "type": "origin"}, num_key_value_heads=4)
+    assert (bare.qkv_bias, bare.output_bias, bare.mlp_bias, bare.rope) == (True, True, False, Rope("default", 50000.0))
+    larger = parse("InternLMForCausalLM", bias=False, rotary={"base": 10000, "type": "dynamic"}, pretraining_tp=1)
+    assert (larger.qkv_bias, larger.output_bias, larger.rope.theta) == (False, False, 10000.0)
+    with pytest.raises(ConfigError, match="type"):
+        parse("InternLMForCausalLM", rotary={"base": 10000, "type": "linear"})
+
+
+def test_internlm2() -> None:
+    fields: dict[str, Any] = {
+        "attn_implementation": "eager", "hidden_act": "silu", "max_position_embeddings": 32768, "pad_token_id": 2,
+        "model_type": "internlm2", "pretraining_tp": 1, "rms_norm_eps": 1e-5, "rope_theta": 1000000,
+        "rope_scaling": {"type": "dynamic", "factor": 2.0}, "tie_word_embeddings": False,
+    }  # fmt: skip
+    config = parse("InternLM2ForCausalLM", **fields, bias=False)
+    assert (config.qkv_bias, config.output_bias, config.mlp_bias, config.rms_norm_eps) == (False, False, False, 1e-5)
+    assert (config.rope, config.default_model_len) == (Rope("default", 1e6), 32768)
+    assert parse("InternLM2ForCausalLM", **fields).qkv_bias
+    inside = parse("InternVLChatModel", llm_config={**SIZES, **fields, "bias": False})
+    assert (inside.rope, inside.qkv_bias, inside.num_kv_heads) == (config.rope, False, 2)
+
+
+def test_internlm3() -> None:
+    fields: dict[str, Any] = {
+        "bias": False, "head_dim": 64, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 50000000,
+        "rope_scaling": {"factor": 6.0, "rope_type": "dynamic"}, "tie_word_embeddings": False,
+    }  # fmt: skip
+    config = parse("InternLM3ForCausalLM", **fields, qkv_bias=False)
+    assert (config.head_dim, config.qkv_bias, config.output_bias, config.mlp_bias) == (64, False, False, False)
+    assert (config.rope, config.tie_word_embeddings) == (Rope("default", 5e7), False)
+    config = parse("InternLM3ForCausalLM", **fields, qkv_bias=True)
+    assert (config.qkv_bias, config.output_bias, config.mlp_bias) == (True, False, False)
+
+
+def test_exaone() -> None:
+    fields: dict[str, Any] = {
+        "architectures": ["ExaoneForCausalLM"], "activation_function": "silu", "vocab_size": 102400,
+        "hidden_size": 2560, "intermediate_size": 7168, "layer_norm_epsilon": 1e-5, "max_position_embeddings": 32768,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "num_layers": 30, "rope_theta": 1000000,
+        "rope_scaling": {
+            "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+    }  # fmt: skip
+    config = parse_model_config({**fields, "tie_word_embeddings": True})
+    assert isinstance(config, LlamaConfig)
+    assert (config.num_layers, config.head_dim, config.intermediate_size) == (30, 80, 7168)
+    assert (config.rms_norm_eps, config.tie_word_embeddings, config.qkv_bias) == (1e-5, True, False)
+    assert (config.rope.type, config.rope.factor, config.rope.original_max_position_embeddings) == ("llama3", 8.0, 8192)
+    bare = parse_model_config({**fields, "intermediate_size": None, "num_key_value_heads": None})
+    assert (bare.intermediate_size, bare.num_kv_heads) == (4 * 2560, 32)
+    with pytest.raises(ConfigError, match="hidden_act"):
+        parse_model_config({**fields, "activation_function": "gelu"})
+
+
+def test_orion() -> None:
+    config = parse("OrionForCausalLM", max_position_embeddings=4096, rms_norm_eps=1e-5, pretraining_tp=1)
+    assert isinstance(config, LayerNormConfig)
+    assert (config.norm_bias, config.two_norms, config.parallel, config.rope.partial) == (True, True, False, 1.0)
+    with pytest.raises(ConfigError, match="attention_bias"):
+        parse("OrionForCausalLM", attention_bias=True)
+
+
+def test_mimo_7b() -> None:
+    config = parse(
+        "MiMoForCausalLM", attention_bias=True, head_dim=128, num_nextn_predict_layers=1, rms_norm_eps=1e-5,
+        rope_theta=640000, use_sliding_window=False,
+    )  # fmt: skip
+    assert (config.qkv_bias, config.output_bias, config.num_layers, config.rope.theta) == (True, False, 8, 640000)
+    assert not any(config.sliding_windows)
+
+
+def test_openpangu_embedded() -> None:
+    fields: dict[str, Any] = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 16000000.0}
+    config = parse("PanguEmbeddedForCausalLM", **fields, bias=True, tie_word_embeddings=False)
+    assert (config.qkv_bias, config.output_bias, config.mlp_bias) == (True, True, False)
+    assert parse("PanguEmbeddedForCausalLM") == config
+
+
+def test_mimo_v2_flash() -> None:
+    fields: dict[str, Any] = {
+        "add_full_attention_sink_bias": False, "add_swa_attention_sink_bias": True, "attention_bias": False,
+        "attention_chunk_size": 128, "attention_value_scale": 0.707, "head_dim": 192, "hidden_size": 4096,
+        "hybrid_block_size": None, "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0, 1, 1], "intermediate_size": 16384,
+        "layernorm_epsilon": 1e-5, "max_position_embeddings": 262144, "moe_intermediate_size": 2048,
+        "moe_layer_freq": [0, 1, 1, 1, 1, 1, 1, 1], "n_group": 1, "n_routed_experts": 256, "n_shared_experts": None,
+        "norm_topk_prob": True, "num_attention_heads": 64, "num_experts_per_tok": 8, "num_key_value_heads": 4,
+        "partial_rotary_factor": 0.334, "rope_scaling": None, "rope_theta": 5000000, "routed_scaling_factor": None,
+        "scoring_func": "sigmoid", "sliding_window": 128, "sliding_window_size": 128, "swa_head_dim": 192,
+        "swa_num_attention_heads": 64, "swa_num_key_value_heads": 8, "swa_rope_theta": 10000, "swa_v_head_dim": 128,
+        "topk_group": 1, "topk_method": "noaux_tc", "v_head_dim": 128, "vocab_size": 152576,
+    }  # fmt: skip
+    config = parse("MiMoV2FlashForCausalLM", **fields)
+    assert isinstance(config, MiMoV2FlashConfig)
+    assert (config.num_heads, config.num_kv_heads, config.full_kv_heads) == (64, 8, 4)
+    assert (config.head_dim, config.value_dim, config.value_factor, config.rms_norm_eps) == (192, 128, 0.707, 1e-5)
+    assert config.sliding_windows == (None, *(129,) * 4, None, 129, 129)
+    assert [spec.sinks for spec in config.attention] == [window is not None for window in config.sliding_windows]
+    assert [rope.rotary_dim(192) for rope in (config.rope, config.window_rope)] == [64, 64]
+    assert (config.rope.theta, config.window_rope.theta) == (5e6, 1e4)
+    assert (config.dense_layers, config.routing.count, config.routing.scale) == ({0}, 8, 1.0)
+    layout = config.kv_layout("bfloat16")
+    assert layout.heads[:2] == ((4, 192, 128), (8, 192, 128))
+    assert layout.layer_bytes == 8 * (192 + 128) * 2
+    assert config.pair_operations(False) == 2 * 64 * (192 + 128)
+    # Of queries, keys, values and what attention returns.
+    kv_heads = (4 * 2 + 8 * 6) / 8
+    assert config.attention_weights == 4096 * (64 * (192 + 128) + kv_heads * (192 + 128))
+    assert config.part(RankNumber(1, 4)).kv_layout("bfloat16").heads[:2] == ((1, 192, 128), (2, 192, 128))
+    with pytest.raises(ConfigError, match="--tensor-parallel 8 is more than the 4 key-value heads"):
+        config.part(RankNumber(0, 8))
+    with pytest.raises(ConfigError, match="--kv-cache-dtype fp8 needs the same heads"):
+        choose_kv_dtype("fp8", config, torch.bfloat16)
+    alike = parse("MiMoV2FlashForCausalLM", **{**fields, "swa_num_key_value_heads": 4})
+    assert choose_kv_dtype("fp8", alike, torch.bfloat16) == torch.float8_e4m3fn
+    assert alike.fingerprint_facts() != config.fingerprint_facts()
+    odd = {**fields, "swa_num_key_value_heads": 4, "v_head_dim": 66, "swa_v_head_dim": 66}
+    with pytest.raises(ConfigError, match="fp8 needs a v_head_dim that is a multiple of 4, this model has 66"):
+        choose_kv_dtype("fp8", parse("MiMoV2FlashForCausalLM", **odd), torch.bfloat16)
+    small = parse("MiMoV2FlashForCausalLM", **{**fields, "v_head_dim": 64, "swa_v_head_dim": 64})
+    assert small.fingerprint_facts() != config.fingerprint_facts()
+    # A cache has no room for heads of layers that do not exist.
+    full = parse("MiMoV2FlashForCausalLM", **{**fields, "hybrid_layer_pattern": [0] * 8})
+    assert [(plane.heads, plane.dim) for plane in full.kv_layout("bfloat16").planes] == [(4, 192), (4, 128)]
+    plain = parse_model_config({"architectures": ["MiMoV2FlashForCausalLM"]})
+    assert isinstance(plain, MiMoV2FlashConfig)
+    assert [layer for layer, window in enumerate(plain.sliding_windows) if window is None] == [0, *range(5, 48, 6)]
+    assert (plain.attention[1].window, plain.num_kv_heads, plain.value_factor, plain.rope.theta) == (129, 8, 0.707, 5e6)
+    without = parse("MiMoV2FlashForCausalLM", **{**fields, "attention_value_scale": None})
+    assert isinstance(without, MiMoV2FlashConfig)
+    assert without.value_factor == 1.0
+    for name, value in (
+        ("hybrid_block_size", 6), ("hybrid_layer_pattern", [0, 1]), ("hybrid_layer_pattern", [2] * 8),
+        ("moe_layer_freq", 1), ("mlp_layer_types", ["sparse"]), ("layer_types", ["full_attention"]),
+        ("n_shared_experts", 1), ("n_group", 3), ("partial_rotary_factor", 1.5), ("partial_rotary_factor", 0.33),
+        ("rope_scaling", {"type": "yarn", "factor": 2.0}), ("scoring_func", "softmax"), ("swa_head_dim", 128),
+        ("swa_num_attention_heads", 32), ("swa_v_head_dim", 192), ("topk_method", "greedy"), ("v_head_dim", 127),
+        ("attention_value_scale", "small"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=name):
+            parse("MiMoV2FlashForCausalLM", **{**fields, name: value})
+    with pytest.raises(ConfigError, match="4 key-value heads of layers that see all tokens do not divide the 6"):
+        parse("MiMoV2FlashForCausalLM", **{**fields, "num_attention_heads": 12, "swa_num_attention_heads": 12,
+                                           "swa_num_key_value_heads": 6})  # fmt: skip
+
+
 def test_longcat_flash() -> None:
     fields: dict[str, Any] = {
         "attention_bias": False, "attention_method": "MLA", "expert_ffn_hidden_size": 2048, "ffn_hidden_size": 12288,
@@ -954,6 +1338,123 @@ def test_muse_glimmer() -> None:
             parse("MuseGlimmerForConditionalGeneration", text_config={**text, name: value})
 
 
+def test_muse_spark() -> None:
+    architecture = "MuseSparkForConditionalGeneration"
+    config = parse_model_config({"architectures": [architecture], "text_config": {}})
+    assert isinstance(config, MuseSparkConfig)
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (62, 128, 16, 64)
+    assert (config.sliding_windows[-4:], config.sliding_windows[1]) == ((2048, 2048, 2048, None), None)
+    assert config.rotated == {layer for layer in range(62) if layer % 4 != 1}
+    assert (config.num_experts, config.expert_size, config.expert_dim, config.rope.theta) == (256, 4096, 4096, 5e5)
+    assert (config.routing.sigmoid, config.routing.normalize, config.routing.count) == (True, True, 8)
+    # Queries, keys, values, what attention returns, a router, and experts between two projections.
+    attention, experts = 8192 * 64 * (2 * 128 + 2 * 16), 8 * 3 * 4096 * 4096
+    assert config.layer_weights == attention + 8192 * 256 + experts + 2 * 8192 * 4096
+    text: dict[str, Any] = {**SIZES, "mlp_layer_types": ["dense"] + ["sparse"] * 7}
+    config = parse_model_config({"architectures": [architecture], "text_config": text})
+    assert isinstance(config, MuseSparkConfig)
+    assert (config.dense_layers, config.temperature, config.post_norm_eps) == ({0}, 0.3, 1e-8)
+    for name, value in (
+        ("hidden_act", "gelu"), ("layer_rope_theta", [1e4] * 8), ("mlp_layer_types", ["dense"]), ("moe_hidden_size", 0),
+        ("num_experts_per_tok", 257), ("residual_gate_temperature", 0),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=name):
+            parse(architecture, text_config={**text, name: value})
+
+
+def test_llama_3_2_vision() -> None:
+    text: dict[str, Any] = {
+        **SIZES, "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38], "eos_token_id": [128001, 128008, 128009],
+        "hidden_act": "silu", "num_hidden_layers": 40, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "vocab_size": 128256,
+        "rope_scaling": {
+            "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+    }  # fmt: skip
+    config = parse("MllamaForConditionalGeneration", text_config=text)
+    assert isinstance(config, MllamaConfig)
+    assert (config.num_layers, config.kv_layers, len(config.attention)) == (32, 32, 32)
+    assert config.places[:5] == (0, 1, 2, 4, 5)
+    assert config.places[-1] == 39
+    assert (config.vocab_size, config.known_tokens, config.eos_token_ids) == (128256, 128264, (128001, 128008, 128009))
+    default = parse_model_config({"architectures": ["MllamaForCausalLM"]})
+    assert isinstance(default, MllamaConfig)
+    assert (default.places, default.num_kv_heads, default.head_dim, default.rope.theta) == (config.places, 8, 128, 5e5)
+    all_layers = parse("MllamaForCausalLM", cross_attention_layers=[], tie_word_embeddings=True)
+    assert (all_layers.num_layers, all_layers.tie_word_embeddings) == (8, False)
+    for name, value in (
+        ("cross_attention_layers", [-1]), ("cross_attention_layers", 3), ("hidden_act", "gelu"), ("head_dim", 64),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=name):
+            parse("MllamaForCausalLM", **{name: value})
+
+
+def test_north_micro_vision() -> None:
+    ropes: dict[str, Any] = {
+        "full_attention": None, "rope_theta": 50000.0, "rope_type": "default",
+        "sliding_attention": {"mrope_section": [24, 20, 20], "rope_theta": 50000.0, "rope_type": "default"},
+    }  # fmt: skip
+    text: dict[str, Any] = {
+        **SIZES, "layer_norm_eps": 1e-5, "rope_parameters": ropes, "sliding_window": 64,
+        "layer_types": [*("sliding_attention",) * 3, "full_attention"] * 2,
+    }  # fmt: skip
+    config = parse("CohereCompassForConditionalGeneration", text_config=text)
+    assert isinstance(config, CohereCompassConfig)
+    assert config.sliding_windows == (64, 64, 64, None) * 2
+    assert [config.rope_of(layer) for layer in range(3, 5)] == [None, Rope("default", 50000.0)]
+    assert (config.logit_scale, config.norm_bias, config.parallel, config.two_norms) == (1.0, False, True, False)
+    assert config.tie_word_embeddings
+    full = parse("CohereCompassForCausalLM", rope_parameters={"full_attention": {"rope_theta": 1e6}}, logit_scale=0.25)
+    assert isinstance(full, CohereCompassConfig)
+    assert (full.rope_of(0), full.logit_scale, set(full.sliding_windows)) == (Rope("default", 1e6), 0.25, {None})
+    for name, value in (
+        ("full_attention", {"rope_parameters": {"sliding_attention": None}}),
+        ("full_attention", {"rope_parameters": {"rope_theta": 1e4}}),
+        ("full_attention", {"rope_parameters": None}),
+        ("rope_theta", {"rope_parameters": {**ropes, "sliding_attention": {}}}),
+        ("partial_rotary_factor", {"rope_parameters": {**ropes, "full_attention": {"partial_rotary_factor": 0.5}}}),
+        ("sliding_window", {"sliding_window": None}), ("layer_types", {"layer_types": ["full_attention"]}),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=name):
+            parse("CohereCompassForConditionalGeneration", text_config={**text, **value})
+
+
+def test_chameleon() -> None:
+    names = {"<s>": 0, "<image>": 8711, "<racm3:break>": 8197, "IMGIMGBAZ": 4, "IMGIMGAZ": 999}
+    config = parse_model_config({"architectures": ["ChameleonForConditionalGeneration"], "vocabulary_map": names})
+    assert isinstance(config, ChameleonConfig)
+    assert (config.vocab_size, config.num_layers, config.num_kv_heads, config.rms_norm_eps) == (65536, 32, 32, 1e-5)
+    assert (config.image_tokens, config.norm_after, config.max_position_embeddings) == ((4, 999), False, 4096)
+    fields: dict[str, Any] = {"vocabulary_map": names, "swin_norm": True, "model_parallel_size": 4, "rope_theta": 1e4}
+    config = parse("ChameleonForConditionalGeneration", **fields)
+    assert isinstance(config, ChameleonConfig)
+    assert config.norm_after
+    for name, value in (
+        ("vocabulary_map", None), ("vocabulary_map", [4]), ("vocabulary_map", {"IMGIMGAZ": 1000}),
+        ("vocabulary_map", {"IMGIMGAZ": "4"}), ("swin_norm", "yes"), ("head_dim", 64),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=name):
+            parse("ChameleonForConditionalGeneration", **{**fields, name: value})
+
+
+def test_emu3() -> None:
+    emu = parse_model_config({"architectures": ["Emu3ForConditionalGeneration"], "text_config": {}})
+    assert isinstance(emu, LlamaConfig)
+    assert (emu.vocab_size, emu.num_layers, emu.num_kv_heads, emu.rms_norm_eps) == (184622, 32, 8, 1e-5)
+    assert (emu.max_position_embeddings, emu.rope.theta, emu.eos_token_ids) == (9216, 1e6, (151850,))
+    assert not emu.tie_word_embeddings
+
+
+def test_fuyu() -> None:
+    """Fields of the text part are beside the others."""
+    fuyu = parse(
+        "FuyuForCausalLM", hidden_act="relu2", image_size=300, layer_norm_eps=1e-5, model_type="fuyu",
+        num_channels=3, num_key_value_heads=4, patch_size=30, qk_layernorm=True, rope_scaling=None, rope_theta=25000.0,
+    )  # fmt: skip
+    assert (fuyu.num_kv_heads, fuyu.rope.rotary_dim(128), fuyu.rope.theta) == (4, 64, 25000.0)
+    assert (fuyu.max_position_embeddings, fuyu.eos_token_ids) == (16384, (2,))
+
+
 def test_glm_4v() -> None:
     mrope = {"type": "default", "mrope_section": [8, 12, 12]}
     flash = {
@@ -998,13 +1499,448 @@ def test_omni_and_kimi_vl() -> None:
     assert (kimi.low_rank, kimi.num_experts, kimi.shared_size) == (None, 64, 2816)
 
 
+def test_deepseek_moe() -> None:
+    fields = {
+        "attention_bias": False, "aux_loss_alpha": 0.001, "bos_token_id": 100000, "eos_token_id": 100001,
+        "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 10944,
+        "max_position_embeddings": 4096, "model_type": "deepseek", "moe_intermediate_size": 1408, "moe_layer_freq": 1,
+        "n_routed_experts": 64, "n_shared_experts": 2, "norm_topk_prob": False, "num_attention_heads": 16,
+        "num_experts_per_tok": 6, "num_hidden_layers": 28, "num_key_value_heads": 16, "pretraining_tp": 1,
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 10000, "scoring_func": "softmax", "seq_aux": True,
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 102400,
+    }  # fmt: skip
+    config = parse("DeepseekForCausalLM", **fields)
+    assert isinstance(config, SparseConfig)
+    assert (config.num_experts, config.expert_size, config.shared_size, config.head_dim) == (64, 1408, 2816, 128)
+    assert (config.dense_layers, config.routing.count, config.routing.normalize) == ({0}, 6, False)
+    assert (config.max_position_embeddings, config.eos_token_ids, config.rms_norm_eps) == (4096, (100001,), 1e-6)
+    sparser = parse("DeepseekForCausalLM", **{**fields, "moe_layer_freq": 7, "n_shared_experts": None})
+    assert isinstance(sparser, SparseConfig)
+    assert (28 - len(sparser.dense_layers), sparser.shared_size) == (3, 0)
+    for name, value in (
+        ("n_routed_experts", None), ("routed_scaling_factor", 16.0), ("scoring_func", "sigmoid"), ("head_dim", 64),
+        ("topk_method", "group_limited_greedy"), ("mlp_bias", True), ("num_experts_per_tok", None),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=name):
+            parse("DeepseekForCausalLM", **{**fields, name: value})
+
+
+def test_ling() -> None:
+    fields = {
+        "attention_dropout": 0.0, "embedding_dropout": 0.0, "eos_token_id": 126081, "first_k_dense_replace": 0,
+        "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 1408, "max_position_embeddings": 32768,
+        "model_type": "bailing_moe", "moe_intermediate_size": 1408, "norm_head": False, "norm_softmax": False,
+        "norm_topk_prob": True, "num_attention_heads": 16, "num_experts": 64, "num_experts_per_tok": 6,
+        "num_hidden_layers": 28, "num_key_value_heads": 4, "num_shared_experts": 2, "output_router_logits": False,
+        "pad_token_id": 126081, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 600000,
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_bias": False, "use_qkv_bias": False,
+        "vocab_size": 126464,
+    }  # fmt: skip
+    config = parse("BailingMoeForCausalLM", **fields)
+    assert isinstance(config, BailingConfig)
+    assert (config.num_experts, config.shared_size, config.head_dim, config.dense_layers) == (64, 2816, 128, set())
+    assert (config.routing.count, config.routing.normalize, config.routing.sigmoid) == (6, True, False)
+    assert (config.qkv_bias, config.output_bias, config.qk_norm, config.rope.theta) == (False, False, False, 6e5)
+    # The family's defaults.
+    least = parse("BailingMoeForCausalLM", moe_intermediate_size=64)
+    assert isinstance(least, BailingConfig)
+    assert (least.num_experts, least.routing.count, least.shared_size, least.norm_head) == (16, 2, 0, False)
+    assert (least.qkv_bias, least.output_bias, least.rms_norm_eps, least.rope.theta) == (False, True, 1e-5, 1e4)
+    for name, given in (
+        ("norm_head", {"norm_head": True, "tie_word_embeddings": True}),
+        ("use_sliding_window", {"use_sliding_window": True}),
+        ("num_key_value_heads", {"num_key_value_heads": None}),
+    ):
+        with pytest.raises(ConfigError, match=name):
+            parse("BailingMoeForCausalLM", **{**fields, **given})
+
+
+def test_ling_2() -> None:
+    fields = {
+        "embedding_dropout": 0.0, "eos_token_id": 156892, "first_k_dense_replace": 1, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 5120, "max_position_embeddings": 32768,
+        "max_window_layers": 20, "model_type": "bailing_moe", "moe_intermediate_size": 512,
+        "moe_router_enable_expert_bias": True, "moe_shared_expert_intermediate_size": 512, "n_group": 8,
+        "norm_topk_prob": True, "num_attention_heads": 16, "num_experts": 256, "num_experts_per_tok": 8,
+        "num_hidden_layers": 20, "num_key_value_heads": 4, "num_nextn_predict_layers": 1, "num_shared_experts": 1,
+        "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 600000,
+        "routed_scaling_factor": 2.5, "router_dtype": "fp32", "score_function": "sigmoid",
+        "tie_word_embeddings": False, "topk_group": 4, "torch_dtype": "bfloat16", "use_bias": False,
+        "use_qk_norm": True, "use_qkv_bias": False, "use_rmsnorm": True, "vocab_size": 157184,
+    }  # fmt: skip
+    config = parse("BailingMoeV2ForCausalLM", **fields)
+    assert isinstance(config, SparseConfig)
+    routing = config.routing
+    assert (routing.count, routing.groups, routing.used_groups, routing.group_best) == (8, 8, 4, 2)
+    assert (routing.sigmoid, routing.normalize, routing.scale) == (True, True, 2.5)
+    assert (config.num_layers, config.dense_layers, config.shared_size, config.qk_norm) == (20, {0}, 512, True)
+    assert (config.rope.rotary_dim(128), config.rope.theta, config.rope.interleaved) == (64, 6e5, False)
+    least = parse_model_config({"architectures": ["BailingMoeV2ForCausalLM"]})
+    assert isinstance(least, SparseConfig)
+    assert (least.num_experts, least.routing.scale, least.rope.partial, least.max_position_embeddings) == (
+        256, 1.0, 1.0, 32768,
+    )  # fmt: skip
+    for name, value in (
+        ("score_function", "softmax"), ("norm_topk_prob", False), ("moe_router_enable_expert_bias", False),
+        ("layer_group_size", 5), ("moe_shared_expert_intermediate_size", 1024), ("norm_head", True), ("n_group", 7),
+        ("use_sliding_window", True),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=name):
+            parse("BailingMoeV2ForCausalLM", **{**fields, name: value})
+
+
+LLAMA_NEMOTRON = {
+    "architectures": ["DeciLMForCausalLM"], "attention_bias": False, "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu", "hidden_size": 8192, "intermediate_size": None,
+    "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "nemotron-nas", "num_attention_heads": 64,
+    "num_key_value_heads": None, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
+    "vocab_size": 128256,
+}  # fmt: skip
+_OFF = {"no_op": False, "replace_with_linear": False, "sparsify": None}
+_NO_ATTENTION = {"n_heads_in_group": None, "num_sink_tokens": None, "unshifted_sink": False, "window_length": None}
+
+
+def parse_llama_nemotron(*blocks: tuple[dict[str, Any], dict[str, Any]], **fields: Any) -> DeciLmConfig:
+    """Return the config of layers with these attentions and MLPs."""
+    each = [
+        {"attention": {**_OFF, **_NO_ATTENTION, **attention}, "ffn": {**_OFF, "ffn_mult": None, **mlp}}
+        for attention, mlp in blocks
+    ]
+    given = {**LLAMA_NEMOTRON, "num_hidden_layers": len(each), "block_configs": each, **fields}
+    config = parse_model_config(given)
+    assert isinstance(config, DeciLmConfig)
+    return config
+
+
+def test_llama_nemotron() -> None:
+    eight, none, mlp = {"n_heads_in_group": 8}, {"no_op": True}, {"ffn_mult": 2.625}
+    config = parse_llama_nemotron((eight, mlp), (none, {"ffn_mult": 1.0}), (eight, none), (none, none), (eight, mlp))
+    assert config.blocks == (
+        (Block("attention", 0, 8), Block("mlp", 0, 14336), Block("mlp", 1, 5632)),
+        (Block("attention", 2, 8),),
+        (Block("attention", 4, 8), Block("mlp", 4, 14336)),
+    )
+    assert (config.num_layers, config.num_kv_heads, config.head_dim, config.intermediate_size) == (3, 8, 128, 14336)
+    assert (config.rope.type, config.rope.theta, config.max_position_embeddings) == ("llama3", 5e5, 131072)
+    assert config.layer_weights == config.attention_weights + (2 * 14336 + 5632) * 8192
+    assert not config.kv_layout("bfloat16").heads
+    linear = {"replace_with_linear": True}
+    others = parse_llama_nemotron(
+        (none, mlp), (linear, linear), ({"n_heads_in_group": 16}, {"intermediate_size": 5000}), (eight, mlp)
+    )
+    assert others.blocks == (
+        (
+            Block("mlp", 0, 14336), Block("linear_attn", 1), Block("linear_mlp", 1), Block("attention", 2, 4),
+            Block("mlp", 2, 5000),
+        ),
+        (Block("attention", 3, 8), Block("mlp", 3, 14336)),
+    )  # fmt: skip
+    layout = others.kv_layout("bfloat16")
+    assert layout.heads == ((4, 128, 128), (8, 128, 128))
+    assert {(plane.heads, plane.dim) for plane in layout.planes} == {(8, 128)}
+    half = others.part(RankNumber(1, 2))
+    assert (half.num_kv_heads, half.of_layer(0).num_kv_heads, half.of_layer(1).num_kv_heads) == (4, 2, 4)
+    with pytest.raises(ConfigError, match="--tensor-parallel 8"):
+        others.part(RankNumber(0, 8))
+    assert config.part(RankNumber(3, 16)).of_layer(0).num_kv_heads == 1
+
+
+@pytest.mark.parametrize(
+    ("attention", "mlp", "match"),
+    [
+        ({"n_heads_in_group": 8, "window_length": 4096}, {"ffn_mult": 1.0}, "window_length"),
+        ({"n_heads_in_group": 8, "num_sink_tokens": 4}, {"ffn_mult": 1.0}, "num_sink_tokens"),
+        ({"n_heads_in_group": 8, "unshifted_sink": True}, {"ffn_mult": 1.0}, "unshifted_sink"),
+        ({"n_heads_in_group": 7}, {"ffn_mult": 1.0}, "n_heads_in_group 7"),
+        ({"n_heads_in_group": None}, {"ffn_mult": 1.0}, "n_heads_in_group"),
+        ({"n_heads_in_group": 8, "mamba": {}}, {"ffn_mult": 1.0}, "mamba"),
+        ({"n_heads_in_group": 8}, {"ffn_mult": None}, "ffn_mult"),
+        ({"n_heads_in_group": 8}, {"ffn_mult": 0.0}, "ffn_mult"),
+        ({"n_heads_in_group": 8}, {"ffn_mult": 1.0, "gated": False}, "gated"),
+        ({"n_heads_in_group": 8}, {"ffn_mult": 1.0, "moe": {"num_local_experts": 8}}, "moe"),
+        ({"no_op": True}, {"ffn_mult": 1.0}, "no layer with attention"),
+    ],
+)
+def test_llama_nemotron_without_what_is_not_served(attention: dict[str, Any], mlp: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        parse_llama_nemotron((attention, mlp))
+
+
+def test_llama_nemotron_without_its_layers() -> None:
+    for blocks in (None, [], [{"attention": {}}, 3], {}):
+        with pytest.raises(ConfigError, match="block_configs"):
+            parse_llama_nemotron(num_hidden_layers=2, block_configs=blocks)
+    with pytest.raises(ConfigError, match="not served together"):
+        parse_llama_nemotron(
+            *(({"n_heads_in_group": group}, {"no_op": True}) for group in (3, 4)), num_attention_heads=24
+        )
+
+
+def test_decilm_7b() -> None:
+    fields = {
+        **SIZES, "architectures": ["DeciLMForCausalLM"], "model_type": "deci", "num_hidden_layers": 3,
+        "num_attention_heads": 32, "num_key_value_heads_per_layer": [4, 2, 1],
+    }  # fmt: skip
+    config = parse_model_config(fields)
+    assert isinstance(config, DeciLmConfig)
+    assert (config.sizes("attention"), config.sizes("mlp"), config.num_kv_heads) == ([4, 2, 1], [1024] * 3, 4)
+    for heads in ([4, 2], [4, 3, 1], [0, 1, 1]):
+        with pytest.raises(ConfigError, match="num_key_value_heads_per_layer"):
+            parse_model_config({**fields, "num_key_value_heads_per_layer": heads})
+
+
 def test_gemma_1_says_gelu_and_means_its_approximation() -> None:
     assert parse("GemmaForCausalLM", hidden_act="gelu").activation == "gelu_tanh"
     with pytest.raises(ConfigError, match="hidden_act"):
         parse("GemmaForCausalLM", hidden_act="silu")
 
 
+def test_swish_is_silu() -> None:
+    assert parse("LlamaForCausalLM", hidden_act="swish").activation == "silu"
+
+
 def test_a_head_that_is_said_to_be_tied_in_one_of_two_places() -> None:
     for whole, text in ((True, None), (None, True), (False, True)):
         given = {"tie_word_embeddings": whole, "text_config": {**SIZES, "tie_word_embeddings": text}}
         assert parse("Qwen3VLForConditionalGeneration", **given).tie_word_embeddings
+
+
+def test_chatglm_of_three_generations() -> None:
+    third = {
+        "architectures": ["ChatGLMModel"], "model_type": "chatglm", "add_bias_linear": False, "add_qkv_bias": True,
+        "apply_query_key_layer_scaling": True, "apply_residual_connection_post_layernorm": False,
+        "attention_dropout": 0.0, "attention_softmax_in_fp32": True, "bias_dropout_fusion": True,
+        "ffn_hidden_size": 13696, "fp32_residual_connection": False, "hidden_dropout": 0.0, "hidden_size": 4096,
+        "kv_channels": 128, "layernorm_epsilon": 1e-5, "multi_query_attention": True, "multi_query_group_num": 2,
+        "num_attention_heads": 32, "num_layers": 28, "original_rope": True, "padded_vocab_size": 65024,
+        "post_layer_norm": True, "rmsnorm": True, "seq_length": 8192, "use_cache": True, "torch_dtype": "float16",
+        "tie_word_embeddings": False, "eos_token_id": 2, "pad_token_id": 0,
+    }  # fmt: skip
+    config = parse_model_config(third)
+    assert isinstance(config, ChatGlmConfig)
+    assert (config.vocab_size, config.num_kv_heads, config.head_dim, config.qkv_bias) == (65024, 2, 128, True)
+    assert (config.rope.theta, config.rope.partial, config.rope.interleaved) == (10000.0, 0.5, True)
+    assert (config.default_model_len, config.num_layers, config.fused_by_head) == (8192, 28, False)
+    # GLM-4-9B-Chat-1M.
+    longest = {
+        **third, "multi_query_group_num": 4, "rope_ratio": 10000, "seq_length": 1048576, "num_layers": 40,
+        "layernorm_epsilon": 1.5625e-07, "padded_vocab_size": 151552, "eos_token_id": [151329, 151336, 151338],
+    }  # fmt: skip
+    config = parse_model_config(longest)
+    assert isinstance(config, ChatGlmConfig)
+    assert (config.rope.theta, config.rms_norm_eps, config.num_kv_heads) == (1e8, 1.5625e-07, 4)
+    assert parse_model_config({**longest, "vision_config": {"image_size": 1120}}) == config  # as GLM-4V has it
+    second = {"_name_or_path": "THUDM/chatglm2-6b-32k", "rope_ratio": 16}
+    for changed in (
+        {"rmsnorm": False}, {"post_layer_norm": False}, {"apply_residual_connection_post_layernorm": True},
+        {"add_bias_linear": True}, {"original_rope": False}, {"pre_seq_len": 128}, {"quantization_bit": 4},
+        {"position_encoding_2d": True}, {"rope_ratio": 0}, second,
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=list(changed)[-1]):
+            parse_model_config({**third, **changed})
+
+
+def test_baichuan_of_both_sizes_and_generations() -> None:
+    common = {
+        "model_type": "baichuan", "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "pad_token_id": 0,
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "initializer_range": 0.02,
+    }  # fmt: skip
+    small = {
+        **common, "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "num_hidden_layers": 32,
+        "max_position_embeddings": 4096,
+    }  # fmt: skip
+    large = {
+        **common, "hidden_size": 5120, "intermediate_size": 13696, "num_attention_heads": 40, "num_hidden_layers": 40,
+        "model_max_length": 4096,
+    }  # fmt: skip
+    for fields, alibi in ((small, False), ({**small, "model_max_length": 4096}, False), (large, True)):
+        for tokens, unit_head in ((64000, False), (125696, True)):
+            config = parse_model_config({**fields, "architectures": ["BaichuanForCausalLM"], "vocab_size": tokens})
+            assert isinstance(config, BaichuanConfig)
+            assert (config.unit_head, config.default_model_len, config.head_dim) == (unit_head, 4096, 128)
+            assert (config.attention[0].alibi is not None, config.rope_of(0) is None) == (alibi, alibi)
+    first = parse_model_config({**small, "architectures": ["BaiChuanForCausalLM"], "vocab_size": 64000})
+    assert isinstance(first, BaichuanConfig)
+    assert first.rope_of(0) == Rope("default", 10000.0)
+    with pytest.raises(ConfigError, match="tie_word_embeddings"):
+        parse("BaichuanForCausalLM", tie_word_embeddings=True)
+
+
+def test_minicpm_of_three_generations() -> None:
+    first = {
+        "hidden_size": 2304, "intermediate_size": 5760, "num_attention_heads": 36, "num_hidden_layers": 40,
+        "num_key_value_heads": 36, "scale_emb": 12, "dim_model_base": 256, "scale_depth": 1.4, "vocab_size": 122753,
+        "max_position_embeddings": 4096, "rope_scaling": None, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+    }  # fmt: skip
+    config = parse("MiniCPMForCausalLM", **first)
+    assert isinstance(config, MiniCpmConfig)
+    assert config.multipliers == Multipliers(12.0, 1.4 / math.sqrt(40), 9.0)
+    assert (config.tie_word_embeddings, config.default_model_len, config.head_dim) == (True, 4096, 64)
+    factors = {"long_factor": [1.5] * 64, "short_factor": [1.25] * 64, "original_max_position_embeddings": 32768}
+    fourth = {
+        "hidden_size": 4096, "intermediate_size": 16384, "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 2, "scale_emb": 12, "dim_model_base": 256, "scale_depth": 1.4, "mup_denominator": 32,
+        "max_position_embeddings": 32768, "tie_word_embeddings": False, "vocab_size": 73448,
+        "rope_scaling": {"rope_type": "longrope", **factors},
+    }  # fmt: skip
+    config = parse("MiniCPMForCausalLM", **fourth)
+    assert (config.rope.short_factors[0], config.rope.attention_factor) == (1.25, 1.0)
+    # The long factors hold for texts of all lengths.
+    longer = parse("MiniCPMForCausalLM", **{**fourth, "max_position_embeddings": 131072})
+    assert longer.limited(1000).rope.short_factors[0] == 1.5
+    assert longer.rope.attention_factor == pytest.approx(math.sqrt(1 + math.log(4) / math.log(32768)))
+    with pytest.raises(ConfigError, match="original_max_position_embeddings"):
+        parse("MiniCPMForCausalLM", **{**fourth, "max_position_embeddings": 4096})
+    sparse = parse(
+        "MiniCPMForCausalLM", **fourth, sparse_config={"kernel_size": 32, "topk": 64, "dense_len": 8192}
+    )  # fmt: skip
+    assert (sparse.default_model_len, sparse.limited(8191)) == (8191, sparse)
+    for refused in (
+        lambda: sparse.limited(8192),
+        lambda: parse("MiniCPMForCausalLM", **first, sparse_config={"dense_len": -1}),
+    ):
+        with pytest.raises(ConfigError, match="sparse_config"):
+            refused()
+    for name in ("num_experts", "head_dim"):
+        with pytest.raises(ConfigError, match=name):
+            parse("MiniCPMForCausalLM", **first, **{name: 8})
+
+
+def test_telechat_of_two_generations() -> None:
+    second = {
+        "model_type": "telechat", "hidden_size": 4096, "ffn_hidden_size": 12288, "n_layer": 30, "n_head": 32,
+        "layer_norm_epsilon": 1e-5, "training_seqlen": 8192, "base_seqlen": 8192, "logn": False, "vocab_size": 160256,
+        "apply_residual_connection_post_layernorm": False, "embed_layernorm": False, "hidden_dropout": 0.0,
+        "attention_dropout": 0.0, "num_key_value_heads": None, "tie_word_embeddings": False, "torch_dtype": "float16",
+    }  # fmt: skip
+    for name in ("TelechatForCausalLM", "Telechat2ForCausalLM", "TeleChat2ForCausalLM"):
+        config = parse_model_config({**second, "architectures": [name]})
+        assert isinstance(config, LlamaConfig)
+        assert (config.num_kv_heads, config.head_dim, config.default_model_len) == (32, 128, 8192)
+        assert (config.rope, config.qkv_bias, config.output_bias) == (Rope("default", 10000.0), False, True)
+    longer = parse_model_config({**second, "architectures": ["TelechatForCausalLM"], "training_seqlen": 32768})
+    assert isinstance(longer, LlamaConfig)
+    assert longer.rope.theta == pytest.approx(10000 * 7 ** (128 / 126))
+    for refused in ({"embed_layernorm": True}, {"base_seqlen": None}):
+        with pytest.raises(ConfigError, match=next(iter(refused))):
+            parse_model_config({**second, "architectures": ["TelechatForCausalLM"], **refused})
+
+
+def test_minicpm_v_and_o() -> None:
+    fields: dict[str, Any] = {
+        "architectures": ["MiniCPMV"], "attention_bias": False, "bos_token_id": 151643, "eos_token_id": 151645,
+        "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 12288,
+        "max_position_embeddings": 40960, "max_window_layers": 36, "num_attention_heads": 32, "num_hidden_layers": 36,
+        "num_key_value_heads": 8, "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 1000000,
+        "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_sliding_window": False,
+        "vocab_size": 151748, "batch_vision_input": True, "batch_3d_resampler": True, "drop_vision_last_layer": False,
+        "image_size": 448, "model_type": "minicpmv", "patch_size": 14, "query_num": 64,
+        "slice_config": {"max_slice_nums": 9, "patch_size": 14, "model_type": "minicpmv"}, "slice_mode": True,
+        "vision_config": {"hidden_size": 1152, "model_type": "siglip", "num_hidden_layers": 27},
+    }  # fmt: skip
+    config = parse_model_config({**fields, "version": 4.5})
+    assert isinstance(config, LlamaConfig)
+    assert (config.architecture, config.qk_norm, config.qkv_bias) == ("MiniCPMV/Qwen3ForCausalLM", True, False)
+    assert (config.vocab_size, config.num_layers, config.rope) == (151748, 36, Rope("default", 1e6))
+    for kind, version, hidden, text in (
+        ("MiniCPMV", None, 2304, "MiniCPM"), ("MiniCPMV", None, 4096, "Llama"), ("MiniCPMV", "2.6", 4096, "Qwen2"),
+        ("MiniCPMV", 4.0, 4096, "Llama"), ("MiniCPMO", "2.6", 4096, "Qwen2"), ("MiniCPMO", "4.5", 4096, "Qwen3"),
+    ):  # fmt: skip
+        own = {"architectures": [kind], "version": version, "hidden_size": hidden, "head_dim": hidden // 32}
+        assert parse_model_config({**fields, **own}).architecture == f"{kind}/{text}ForCausalLM"
+    for kind, version in (("MiniCPMV", "3.0"), ("MiniCPMV", [4.5]), ("MiniCPMO", None), ("MiniCPMO", "2.5")):
+        with pytest.raises(ConfigError, match="version"):
+            parse_model_config({**fields, "architectures": [kind], "version": version})
+
+
+def test_phi_3_vision() -> None:
+    fields: dict[str, Any] = {
+        "architectures": ["Phi3VForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+        "embd_layer": {"embedding_cls": "image", "use_hd_transform": True}, "hidden_size": 3072,
+        "img_processor": {"image_dim_out": 1024, "num_img_tokens": 144}, "intermediate_size": 8192,
+        "max_position_embeddings": 131072, "model_type": "phi3_v", "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 32, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "sliding_window": 131072, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        "vocab_size": 32064,
+    }  # fmt: skip
+    scaling = {"long_factor": [1.03] * 48, "short_factor": [1.05] * 48, "type": "su"}
+    config = parse_model_config({**fields, "rope_scaling": scaling})
+    assert isinstance(config, LlamaConfig)
+    assert (config.rope.type, config.rope.factor, config.rope.original_max_position_embeddings) == (
+        "longrope",
+        32.0,
+        4096,
+    )
+    assert config.rope.attention_factor == pytest.approx((1 + 5 / 12) ** 0.5)
+    with pytest.raises(ConfigError, match="sue"):
+        parse_model_config({**fields, "rope_scaling": {**scaling, "type": "sue"}})
+
+
+def test_keye() -> None:
+    scaling = {"mrope_section": [16, 24, 24], "rope_type": "default", "type": "default"}
+    for name in ("KeyeForConditionalGeneration", "KeyeVL1_5ForConditionalGeneration"):
+        config = parse(
+            name, head_dim=128, rope_scaling=scaling, rope_theta=1000000, vision_config={"hidden_size": 1152}
+        )
+        assert (config.qk_norm, config.head_dim, config.rope) == (True, 128, Rope("default", 1e6))
+
+
+def test_qwen_vl() -> None:
+    fields: dict[str, Any] = {
+        "architectures": ["QWenLMHeadModel"], "bf16": False, "fp16": True, "fp32": False, "hidden_size": 4096,
+        "intermediate_size": 22016, "kv_channels": 128, "layer_norm_epsilon": 1e-6, "max_position_embeddings": 8192,
+        "model_type": "qwen", "no_bias": True, "num_attention_heads": 32, "num_hidden_layers": 32,
+        "rotary_emb_base": 10000, "rotary_pct": 1.0, "scale_attn_weights": True, "seq_length": 2048,
+        "tie_word_embeddings": False, "torch_dtype": "float16", "use_dynamic_ntk": True, "use_logn_attn": True,
+        "visual": {"heads": 16, "image_size": 448, "image_start_id": 151857, "layers": 48, "output_dim": 4096},
+        "vocab_size": 151936,
+    }  # fmt: skip
+    config = parse_model_config(fields)
+    assert isinstance(config, QwenConfig)
+    assert (config.default_model_len, config.intermediate_size, config.head_dim) == (2048, 11008, 128)
+    assert (config.dtype, config.dynamic_ntk, config.logn) == ("float16", True, True)
+
+
+def test_ovis() -> None:
+    llm = {
+        **SIZES, "_attn_implementation_autoset": True, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2",
+        "max_position_embeddings": 32768, "rope_theta": 1000000.0, "tie_word_embeddings": True, "use_cache": True,
+    }  # fmt: skip
+    whole = {"disable_tie_weight": False, "multimodal_max_length": 32768, "visual_tokenizer_config": {}}
+    config = parse("Ovis", llm_config=llm, conversation_formatter_class="QwenConversationFormatter", **whole)
+    assert (config.architecture, config.tie_word_embeddings) == ("Ovis/Qwen2ForCausalLM", True)
+    assert (config.qkv_bias, config.rope, config.default_model_len) == (True, Rope("default", 1e6), 32768)
+    gemma = {**llm, "head_dim": 128, "model_type": "gemma2", "tie_word_embeddings": None}
+    assert parse_model_config({"architectures": ["Ovis"], "llm_config": gemma}).tie_word_embeddings
+    config = parse("Ovis2_5", llm_config={**SIZES, "head_dim": 128}, vit_config={"hidden_size": 1152})
+    assert (config.architecture, config.qk_norm) == ("Ovis2_5/Qwen3ForCausalLM", True)
+
+
+def test_molmo() -> None:
+    fields: dict[str, Any] = {
+        "architectures": ["MolmoForCausalLM"], "attention_layer_norm": False, "clip_qkv": None,
+        "embedding_size": 152064, "hidden_size": 3584, "intermediate_size": 37888, "layer_norm_eps": 1e-6,
+        "layer_norm_type": "rms", "max_position_embeddings": 4096, "model_type": "molmo", "norm_after": False,
+        "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4, "qkv_bias": True,
+        "rope_theta": 1000000.0, "tie_word_embeddings": False, "torch_dtype": "float32", "use_position_ids": True,
+        "vocab_size": 152064, "weight_tying": False,
+    }  # fmt: skip
+    config = parse_model_config(fields)
+    assert isinstance(config, MolmoConfig)
+    assert (config.intermediate_size, config.head_dim, config.like_olmo, config.qkv_bias) == (18944, 128, False, True)
+    assert (config.rms_norm_eps, config.rope, config.default_model_len) == (1e-6, Rope("default", 1e6), 4096)
+    olmo = {"attention_layer_norm": True, "norm_after": True, "vocab_size": 100278, "embedding_size": 100352}
+    config = parse_model_config({**fields, **olmo, "tie_word_embeddings": True})
+    assert isinstance(config, MolmoConfig)
+    assert (config.like_olmo, config.vocab_size, config.tie_word_embeddings) == (True, 100352, False)
+    for name, value in (
+        ("layer_norm_type", "default"), ("weight_tying", True), ("use_position_ids", False), ("clip_qkv", 8.0),
+        ("norm_after", True), ("attention_layer_norm", True), ("intermediate_size", 37887),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=name):
+            parse_model_config({**fields, name: value})

@@ -21,6 +21,7 @@ from tests.quantized import compress, rewrite
 
 from .fake_cuda import pretend
 from .harness import generate, make_engine, make_prompt, make_request
+from .pools import MakeEngine
 
 EIGHT = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
 FP8 = {**EIGHT, "type": "float"}
@@ -67,6 +68,10 @@ ON_GPU = (
     "nvfp4 weights",
 )  # fmt: skip
 PROMPTS = [make_prompt(length) for length in (20, 37)]
+
+
+# The layer of transformers that computes with ternary weights, and whether it rounds the weights itself.
+TERNARY = [("autobitlinear", "offline"), ("bitlinear", "offline"), ("autobitlinear", "online")]
 
 
 @pytest.fixture(scope="session")
@@ -192,6 +197,50 @@ def test_model_optimizer(own_file: bool, base: Path, tmp_path: Path) -> None:
         (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": of_tool}))
     assert read_quantization(folder).name == "modelopt"
     assert_tokens_of(plain, tokens(folder))
+
+
+@pytest.mark.parametrize(("layer", "mode"), TERNARY)
+def test_bitnet(
+    layer: str, mode: str, tiny_model: MakeModel, divided: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As microsoft/bitnet-b1.58-2B-4T, Llama3-8B-1.58, and BitNet's weights from training are published."""
+    base = tiny_model("bitnet", tie_word_embeddings=True, intermediate_size=128)
+
+    def pack(_: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        scale = weight.abs().mean()
+        codes = (weight / scale).round().clamp(-1, 1)
+        quarters = (codes + 1).to(torch.uint8).view(4, -1, weight.shape[1])
+        packed = quarters[0] | quarters[1] << 2 | quarters[2] << 4 | quarters[3] << 6
+        stored = 1 / scale if layer == "bitlinear" else scale
+        return {"weight": packed, "weight_scale": stored.view(1), "numbers": codes * scale}
+
+    def keep(_: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"weight": weight, "numbers": weight}
+
+    config = {"quant_method": "bitnet", "linear_class": layer, "quantization_mode": mode}
+    folder, _ = rewrite(base, tmp_path / "model", config, pack if mode == "offline" else keep)
+    # transformers wants a package that it does not use here, and compiles a function for each shape.
+    monkeypatch.setattr("transformers.quantizers.quantizer_bitnet.is_accelerate_available", lambda: True)
+    with torch.compiler.set_stance("force_eager"):
+        assert behind(folder, tokens(folder)).max() < 0.05
+        # Ranks round parts of a row.
+        transcript = generate(divided(folder, 2), [make_request(id, prompt, 12) for id, prompt in enumerate(PROMPTS)])
+        assert behind(folder, [transcript.tokens[id, 0] for id in range(len(PROMPTS))]).mean() < 0.5
+        pretend(monkeypatch)
+        assert behind(folder, tokens(folder)).max() < 0.05
+
+
+def test_biases_of_packed_bitnet_are_refused(tiny_model: MakeModel, tmp_path: Path) -> None:
+    base = tiny_model("bitnet", attention_bias=True)
+
+    def pack(_: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        packed = torch.zeros(len(weight) // 4, weight.shape[1], dtype=torch.uint8)
+        return {"weight": packed, "weight_scale": torch.ones(1), "numbers": weight}
+
+    config = {"quant_method": "bitnet", "linear_class": "autobitlinear"}
+    folder, _ = rewrite(base, tmp_path / "model", config, pack)
+    with pytest.raises(ConfigError, match="o_proj has a bias, which is not served for packed weights"):
+        make_engine(folder)
 
 
 def test_activations_of_four_bits_keep_theirs(base: Path, tmp_path: Path) -> None:
@@ -344,7 +393,7 @@ def test_weights_are_taken_in_one_order(sparse: Path, monkeypatch: pytest.Monkey
 
 
 def test_engines_with_other_weights_do_not_share_kv(base: Path) -> None:
-    layouts = [make_engine(base, quantization=kind).layout() for kind in ("auto", "fp8", "int8")]
+    layouts = [make_engine(base, quantization=kind).fingerprint_facts() for kind in ("auto", "fp8", "int8")]
     assert len({layout_fingerprint(layout, base) for layout in layouts}) == 3
 
 

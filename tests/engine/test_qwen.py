@@ -63,10 +63,10 @@ def test_an_engine_serves_the_trained_length_unless_it_is_told_otherwise(long: P
     engine = make_engine(long)
     assert engine.request_error(make_request(0, make_prompt(20), TRAINED - 20 + 1)) is not None
     assert engine.request_error(make_request(0, make_prompt(20), TRAINED - 20)) is None
-    assert engine.layout() == make_engine(long, max_model_len=8).layout()
-    longer = make_engine(long, max_model_len=TRAINED + 1).layout()
-    assert longer != engine.layout(), "such pods would decode each other's keys into garbage"
-    assert longer == make_engine(long, max_model_len=2 * TRAINED).layout()
+    assert engine.fingerprint_facts() == make_engine(long, max_model_len=8).fingerprint_facts()
+    longer = make_engine(long, max_model_len=TRAINED + 1).fingerprint_facts()
+    assert longer != engine.fingerprint_facts(), "such pods would decode each other's keys into garbage"
+    assert longer == make_engine(long, max_model_len=2 * TRAINED).fingerprint_facts()
 
 
 @pytest.mark.parametrize("extensions", [(True, True), (True, False), (False, True)], ids=["both", "ntk", "logn"])

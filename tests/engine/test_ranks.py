@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from baton_engine.config import ConfigError, EngineConfig
+from baton_engine.executor import RanksFence, StepMark
 from baton_engine.fingerprint import layout_fingerprint
 from baton_engine.ranks import executor
 from baton_engine.ranks.messages import DrawMasked, Launch, Start, decode, encode
@@ -52,6 +53,15 @@ FAMILIES = (
     "gemma4-tied", "gemma4-values-biases", "gemma4-experts-untied", "gemma4-and-images",
     "gemma4-small", "gemma4-small-one-key", "gemma3n", "gemma3n-untied-sizes",
     "aria", "longcat-flash", "deepseek-ocr2-groups", "ernie4-5-vl", "molmo2", "molmo2-olmo", "muse-glimmer-biases",
+    "glm", "granitemoe", "cwm-llama3", "jais2", "solar-open", "mllama", "cohere-compass",
+    "chameleon-norms-after-biases", "fuyu", "kolibri1", "flint", "flint-biases-dense-layers", "laguna",
+    "laguna-biases-a-gate-per-element", "deepseek-v32", "glm-5-shared-selections", "step3p7", "muse-spark",
+    "bitnet-biases-llama3", "openai-gpt", "jetmoe", "diffllama", "mimo-v2-flash", "mimo-v2-flash-biases-groups",
+    "falcon-alibi", "opt-350m", "internlm2-biases-linear", "internlm3-biases", "internlm-biases", "exaone-llama3",
+    "orion", "mimo", "aquila", "pangu-embedded-biases", "chatglm", "chatglm-a-key-per-head-far", "baichuan",
+    "baichuan-2", "minicpm", "deepseek-moe-biases-every-second-layer", "ling-biases-normed-head", "ling-2",
+    "ling-2-biases-one-group", "telechat", "telechat-groups-tied-longer", "nemotron-super",
+    "minicpm-v-2", "minicpm-v-4-5", "phi3-v-su", "molmo", "molmo-olmo",
 )  # fmt: skip
 
 
@@ -110,7 +120,7 @@ def test_kv_goes_between_engines_of_any_number_of_ranks(
     transcript = pair.run()
     for id, prompt in enumerate(prompts):
         assert is_greedy(folder, prompt, transcript.tokens[id, 0])
-    assert pair.prefill.layout() == pair.decode.layout()
+    assert pair.prefill.fingerprint_facts() == pair.decode.fingerprint_facts()
     for engine in (pair.prefill, pair.decode):
         assert_idle(engine)
 
@@ -135,7 +145,9 @@ def test_kv_in_8_bits(
     engines = divided(folder, prefill, max_num_batched_tokens=24, **settings), divided(folder, decode, **settings)
     for engine in engines:
         assert engine.runner.cache.facts == alone.runner.cache.facts
-        assert layout_fingerprint(engine.layout(), folder) == layout_fingerprint(engines[0].layout(), folder)
+        assert layout_fingerprint(engine.fingerprint_facts(), folder) == layout_fingerprint(
+            engines[0].fingerprint_facts(), folder
+        )
     pair = Pair(*engines, seed=prefill)
     prompts = [make_prompt(length, seed=4) for length in (1, 16, 61)]
     for id, prompt in enumerate(prompts):
@@ -149,12 +161,10 @@ def test_kv_in_8_bits(
         assert_idle(engine)
 
 
-@pytest.mark.parametrize(("on_rank_0", "on_all"), [(0, 0), (1, 0), (2, 1), (32, 31)])
-def test_a_layer_is_done_when_all_ranks_have_added_it_up(on_rank_0: int, on_all: int) -> None:
-    """Rank 0 has written the KV of a layer before the other ranks have, but after theirs of the layer before."""
-    step: Any = SimpleNamespace(layers_ready=lambda: (on_rank_0, None))
-    processes: Any = None
-    assert executor._Launched(step, processes).layers_ready() == (on_all, None)
+def test_layers_are_reported_with_a_fence_for_each_rank() -> None:
+    processes, own = SimpleNamespace(), SimpleNamespace()
+    step: Any = SimpleNamespace(layers_ready=lambda: (4, own))
+    assert executor._Launched(step, processes, 3).layers_ready() == (4, RanksFence(StepMark(3, 4), own))  # type: ignore[arg-type]
 
 
 def test_a_number_that_is_not_finite_stays_in_its_request(llama: Path, divided: MakeEngine) -> None:

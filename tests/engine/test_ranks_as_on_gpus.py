@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import HashStore
 
 from baton_engine.config import EngineConfig
 from baton_engine.cuda_runner import CudaRunner
-from baton_engine.executor import Launched
+from baton_engine.executor import Launched, WithoutLayers
 from baton_engine.loading import Progress
 from baton_engine.model_config import ModelConfig
 from baton_engine.ranks.messages import Launch, decode, encode
@@ -91,7 +91,7 @@ class ThreadRanks:
         return parts
 
 
-class Both:
+class Both(WithoutLayers):
     """A step that both ranks have launched."""
 
     def __init__(self, launched: list[Launched]) -> None:
@@ -103,9 +103,6 @@ class Both:
 
     def done(self) -> bool:
         return all(launched.done() for launched in self._launched)
-
-    def layers_ready(self) -> tuple[int, None]:
-        return 0, None
 
     def wait(self) -> Results:
         one, other = (launched.wait() for launched in self._launched)
@@ -195,7 +192,7 @@ def test_codes_of_experts(tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch
     assert is_greedy(plain, prompt, generate(make_engine(folder), [make_request(0, prompt, 5)]).tokens[0, 0])
 
 
-@pytest.mark.parametrize("name", ["gemma2-tied", "granite-biases"])
+@pytest.mark.parametrize("name", ["gemma2-tied", "granite-biases", "chameleon"])
 def test_decodes_exchange_the_best_tokens_alone(
     tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -626,7 +626,8 @@ def test_a_known_prefix_is_held_and_not_computed(scheduler: Scheduler) -> None:
 
 def run(scheduler: Scheduler) -> None:
     """Schedule a step, and read a token for each sequence that draws one."""
-    for sequence, _, draws in scheduler.schedule():
+    step = scheduler.schedule()
+    for sequence, draws in zip(step.sequences, step.plan.draws, strict=True):
         if draws:
             read(sequence, 9)
 
@@ -661,6 +662,24 @@ def test_a_tenant_beyond_its_share_makes_room_for_one_below_it(scheduler: Schedu
     assert [sequence.state for sequence in many] == [State.RUNNING] * 2 + [State.WAITING] * 2
     assert [sequence.state for sequence in few] == [begun] * 2 + [State.WAITING]
     assert scheduler.num_preemptions == 2
+
+
+def test_rows_kept_for_choices_count_in_a_tenants_share(scheduler: Scheduler) -> None:
+    """Otherwise a long prompt of many choices keeps all rows from other tenants until it has been computed."""
+    wide = add(scheduler, 0, 40, tenant=b"wide", n=4)
+    run(scheduler)
+    few = [add(scheduler, arrival, 1, tenant=b"few") for arrival in (1, 2)]
+    run(scheduler)
+    assert [sequence.state for sequence in (wide, *few)] == [State.WAITING, State.RUNNING, State.RUNNING]
+    for sequence in few:
+        scheduler.remove(sequence)
+    while wide.known == wide.prompt_len:
+        run(scheduler)
+    others = [wide.fork(choice) for choice in range(1, 4)]
+    scheduler.allocator.share(wide, others)
+    scheduler.split(wide, others)
+    scheduler.check_integrity()
+    assert scheduler.running == [wide, *others]
 
 
 def test_a_share_of_blocks_is_kept_too() -> None:

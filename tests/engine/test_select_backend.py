@@ -9,7 +9,7 @@ from baton_engine.attention.select import select_backend
 from baton_engine.attention_spec import AttentionSpec
 from baton_engine.config import ConfigError
 from baton_engine.model_config import ModelConfig
-from baton_engine.models.registry import load_model_config
+from baton_engine.models.registry import load_model_config, parse_model_config
 
 CPU = torch.device("cpu")
 
@@ -53,6 +53,8 @@ def test_hopper_has_its_own_kernel_and_says_why_not(monkeypatch: pytest.MonkeyPa
     model, gpu = load_model_config(MODEL_DIR), torch.device("cuda")
     sloped = with_attention(AttentionSpec(scale=1.0, alibi=(0.5, 0.25)))
     wide = msgspec.structs.replace(model, head_dim=512)
+    pattern = {"num_hidden_layers": 2, "hybrid_layer_pattern": [0, 0], "moe_layer_freq": [0, 0]}
+    unlike = parse_model_config({"architectures": ["MiMoV2FlashForCausalLM"], **pattern})
     capability = [(9, 0)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability[0])
     assert select_backend("auto", model, gpu, False, torch.bfloat16, 64) == "hopper"
@@ -60,6 +62,7 @@ def test_hopper_has_its_own_kernel_and_says_why_not(monkeypatch: pytest.MonkeyPa
     for config, deterministic, dtype, block_size, reason in (
         (sloped, False, torch.bfloat16, 64, "no ALiBi"),
         (wide, False, torch.bfloat16, 64, "heads of 512"),
+        (unlike, False, torch.bfloat16, 64, "values of another size"),
         (model, True, torch.bfloat16, 64, "--deterministic"),
         (model, False, torch.float8_e4m3fn, 64, "this is float8_e4m3fn"),
         (model, False, torch.bfloat16, 16, "--block-size 64, this is 16"),

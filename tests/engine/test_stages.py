@@ -25,8 +25,8 @@ from .test_ranks import FAMILIES
 ALL_RANKS = bool(os.environ.get("ALL_RANKS"))  # each family, instead of one of each forward pass
 # Each way in which layers pass hidden states on, and what comes before the first layer or depends on a layer's number.
 REPRESENTATIVE = (
-    "bloom-tied", "gemma3-tied", "granite-biases", "gpt2", "gpt-oss", "qwen", "deepseek-v2-lite", "opt", "xglm",
-    "llama4", "nanochat",
+    "bloom-tied", "gemma3-tied", "granite-biases", "gpt2", "gpt-oss", "qwen", "deepseek-v2-lite", "opt-350m", "xglm",
+    "llama4", "nanochat", "mllama", "deepseek-v32", "mimo-v2-flash", "nemotron-super",
 )  # fmt: skip
 
 LAYERS = ["full_attention", "sliding_attention", "full_attention"]
@@ -126,7 +126,7 @@ def test_kv_goes_between_engines_divided_in_any_way(
     transcript = pair.run()
     for id, prompt in enumerate(prompts):
         assert is_greedy(folder, prompt, transcript.tokens[id, 0])
-    assert pair.prefill.layout() == pair.decode.layout()
+    assert pair.prefill.fingerprint_facts() == pair.decode.fingerprint_facts()
     for engine in (pair.prefill, pair.decode):
         assert_idle(engine)
 

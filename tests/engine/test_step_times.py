@@ -10,6 +10,7 @@ import pytest
 from baton_common.kv_layout import KvLayout, Plane
 from baton_engine.config import EngineConfig
 from baton_engine.engine import Engine
+from baton_engine.executor import WithoutLayers
 from baton_engine.measured_steps import measured_steps
 from baton_engine.results import Choice, Results
 from baton_engine.step import Step
@@ -185,7 +186,7 @@ class Cache:
         self.num_blocks = num_blocks
 
 
-class DeviceStep:
+class DeviceStep(WithoutLayers):
     """A step that ends at a time of the device's clock."""
 
     def __init__(self, device: "Device", ends: float, results: Results) -> None:
@@ -195,9 +196,6 @@ class DeviceStep:
 
     def done(self) -> bool:
         return self._device.now >= self._ends
-
-    def layers_ready(self) -> tuple[int, None]:
-        return 0, None
 
     def wait(self) -> Results:
         self._device.now = max(self._device.now, self._ends)

@@ -145,7 +145,7 @@ async def test_over_tls_too(model_folder: Path, tmp_path: Path):
 
 
 async def test_a_body_beyond_the_bound_is_refused_with_the_end_of_the_connection(keyed: Stack):
-    bound = server.MAX_BODIES * keyed.gateway.settings.max_body_bytes
+    bound = server.SENT_BYTES_FACTOR * keyed.gateway.settings.max_body_bytes
     reader, writer = await asyncio.open_connection("127.0.0.1", keyed.port)
     writer.write(head(bound + 1))
     status, headers, _ = await read_answer(reader)
@@ -169,7 +169,7 @@ async def sent_until_reset(writer: asyncio.StreamWriter, part: bytes, most: int)
 @pytest.mark.processes
 async def test_what_follows_a_refusal_is_bounded(model_folder: Path):
     """Neither a declared length nor chunks, nor what frames them, are read without end."""
-    bound = server.MAX_BODIES * MAX_BODY
+    bound = server.SENT_BYTES_FACTOR * MAX_BODY
     kinds = {
         b"x" * 65_536: "content-length: 1000000000000",
         b"10000\r\n" + b"x" * 65_536 + b"\r\n": "transfer-encoding: chunked",

@@ -13,6 +13,7 @@ import pytest_asyncio
 from .fake_worker import echo, say
 from .harness import Stack, error_of, pods, running
 from .loop_watch import not_held
+from .tiny_models import byte_level_tokenizer, write_model
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -80,14 +81,24 @@ async def test_functions_that_are_none(wide_stack: Stack) -> None:
     assert (response.status_code, error_of(response)["param"]) == (400, "tools[0].type")
 
 
+SELF = "#/properties" + "/b" * 120
+
+
+def _nested_in(key: str, value: dict[str, Any]) -> dict[str, Any]:
+    for _ in range(119):
+        value = {key: value}
+    return value
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "properties",
     [
         {"a": {}, **{f"p{number}": {"$ref": "#/properties/p0"} for number in range(15_000)}},
         {"a": {"$ref": "#/" + "/" * 3_500_000}},
+        {"a": {"anyOf": [{"$ref": SELF}] * 1024}, "b": _nested_in("b", {"type": "string", "$ref": SELF})},
     ],
-    ids=["many", "a long reference"],
+    ids=["many", "a long reference", "many references that refer to themselves"],
 )
 async def test_calls_of_functions_with_large_schemas(model_folder: Path, properties: Any) -> None:
     call = "<tool_call>\n<function=f>\n<parameter=a>\n7\n</parameter>\n</function>\n</tool_call>"
@@ -180,3 +191,32 @@ async def test_equal_prompts_get_seeds_of_their_own(wide_stack: Stack) -> None:
     wide_stack.pod.jobs.clear()
     await wide_stack.complete(["hi"] * 3, max_tokens=1, seed=7)
     assert {job.submit.sampling.seed for job in wide_stack.pod.jobs} == {7}
+
+
+@pytest.mark.processes
+async def test_text_that_looks_like_thousands_of_tokens(tmp_path: Path) -> None:
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_special_tokens([f"<unused{number}>" for number in range(6000)])
+    text = "<unused" * 30_000
+    option = {"type": "object", "properties": {"a": {"enum": [text[:40_000]]}}}
+    body: dict[str, Any] = {"model": "tiny", "messages": [{**USER, "content": text}], "max_tokens": 1}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": option}}]
+    calls = {"messages": [USER], "tools": tools, "tool_choice": "required"}
+    async with pods(max_model_len=2**20) as decodes:
+        folder = write_model(tmp_path / "m", tokenizer)
+        async with running(folder, decodes, tool_call_parser="gemma") as stack:
+            response = await answered_beside(stack, "/v1/chat/completions", body)
+            assert response.status_code == 200, response.text
+            response = await answered_beside(stack, "/v1/chat/completions", body | calls)
+            assert response.status_code == 200, response.text
+
+
+async def test_metrics_of_many_tenants(wide_stack: Stack) -> None:
+    requests = wide_stack.gateway.services.metrics._tenants._requests
+    for number in range(10_000):
+        requests.labels(f"tenant-{number}", "200").inc()
+    try:
+        response = await not_held(lambda: wide_stack.admin("/metrics"))
+        assert 'tenant_requests_total{status="200",tenant="tenant-9999"} 1.0' in response.text
+    finally:
+        requests.clear()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from typing import Any
 
 import pytest
@@ -242,3 +243,23 @@ def test_every_format_is_recorded() -> None:
     assert {output.tools for output in OUTPUTS.values()} == set(TOOLS)
     assert {output.reasoning for output in OUTPUTS.values()} == set(REASONING)
     assert all(isinstance(output, Output) for output in OUTPUTS.values())
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "tools", "text", "rest"),
+    [
+        ("think", "none", "<think>\nWell", "</think>"),
+        ("granite", "none", "Here is my thought process: Well", "Here is my response:"),
+        ("hunyuan", "none", "<answer>Well", "</answer>"),
+        ("none", "pythonic", "[get_weather(city", '="Rome")]'),
+        ("none", "gemma", "<|tool_call>call:get_weather", "{}<tool_call|>"),
+    ],
+)
+def test_space_that_a_model_repeats_is_looked_at_once(
+    reasoning: ReasoningFormat, tools: ToolFormat, text: str, rest: str
+) -> None:
+    pieces = [text, *["\n" * 500] * 2000, "end", rest]
+    began = time.process_time()
+    found = read(make_reader(reasoning, tools), pieces)
+    assert time.process_time() - began < 2
+    assert found == read(make_reader(reasoning, tools), ["".join(pieces)])

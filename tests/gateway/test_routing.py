@@ -6,7 +6,7 @@ from baton_common.block_hash import block_keys
 from baton_gateway.routing.breaker import FAILURES
 from baton_proto import serving_pb2 as pb
 
-from .fake_worker import FakePod, Job, echo
+from .fake_worker import FakePod, Job, echo, say
 from .harness import pods, running
 
 PROMPT = list(range(1, 41))
@@ -48,6 +48,26 @@ async def test_short_prompts_stay_on_a_decode_pod_that_knows_its_rate(model_fold
     ):
         await stack.complete(PROMPT)
         assert asked(decodes[0]) == [""]
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1e4, 5e-324])
+async def test_rates_that_no_pod_can_have_are_not_taken(model_folder, rate):
+    nan = float("nan")
+    async with pods(prefill_rate=rate) as one, pods(prefill_rate=1e5) as other:
+        one[0].load = pb.WorkerLoad(prefill_rate=rate, exposed_handover_s=nan, handed_over_tokens=100)
+        async with running(model_folder, [*one, *other], queue_timeout_s=1) as stack:
+            for _ in range(4):
+                response = await stack.complete(PROMPT)
+                assert response.status_code == 200, response.text
+            assert (await stack.admin("/pods")).status_code == 200
+
+
+async def test_times_that_are_not_finite_are_not_measured(model_folder):
+    async with pods() as decodes, running(model_folder, decodes) as stack:
+        info = pb.PromptInfo(queued_seconds=float("nan"), prefill_seconds=-float("inf"))
+        decodes[0].script = say([5], prompt=info)
+        assert (await stack.complete(PROMPT)).status_code == 200
+        assert "NaN" not in (await stack.admin("/metrics")).text
 
 
 async def test_every_policy_serves(model_folder):

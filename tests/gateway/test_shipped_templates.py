@@ -142,7 +142,7 @@ def test_work_in_the_event_loop_gets_less_time() -> None:
     began = time.monotonic()
     with inline_limit(), pytest.raises(TooLongInlineError):
         render(source)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 3
 
 
 async def test_small_work_that_takes_long_is_repeated_in_a_thread() -> None:

@@ -159,3 +159,16 @@ async def test_the_template_sees_tools_and_calls(tmp_path: Any, tokenizer: Any):
         auto, none = (job.prompt for job in stack.pod.jobs)
         assert auto == stack.ids("weather get_time hiRomesunny")
         assert none == stack.ids("hiRomesunny")
+
+
+@pytest.mark.processes
+async def test_half_a_surrogate_pair_in_an_earlier_call(tmp_path: Any, tokenizer: Any) -> None:
+    template = "{% for m in messages %}{% for call in m.tool_calls or [] %}{{ call.function.arguments | tojson }}"
+    template += "{% endfor %}{{ m.content or '' }}{% endfor %}"
+    folder = write_model(tmp_path / "tools", tokenizer, template=template)
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": r'{"\ud800": "\ud83d\ude00"}'}}
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]}]
+    async with pods() as decodes, running(folder, decodes) as stack:
+        response = await stack.chat(messages=messages, tools=TOOLS)
+        assert response.status_code == 200, response.text
+        assert stack.prompt() == 'hi{"\ufffd": "😀"}'

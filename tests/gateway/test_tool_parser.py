@@ -52,6 +52,50 @@ def test_space_in_a_call_is_looked_at_once() -> None:
     assert parser.count == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "arguments"),
+    [
+        ("hermes", r'<tool_call>{"arguments": {"a": "\ud83d"}, "name": "weather"}</tool_call>', {"a": "\ufffd"}),
+        ("mistral", r'[TOOL_CALLS][{"arguments": {"\udc00": "\\ud83d"}, "name": "weather"}]', {"\ufffd": r"\ud83d"}),
+        ("gemma", r'<|tool_call>call:weather{a:"\ud83d\ude00\ud83d"}<tool_call|>', {"a": "😀\ufffd"}),
+        ("pythonic", r"[weather(a='\ud83d')]", {"a": "\ufffd"}),
+        ("pythonic", r'[weather(a="\ud83d", b=1e9)]', {"a": "\ufffd", "b": 1e9}),
+        ("qwen3_coder", "<function=weather><parameter=a>NaN</parameter></function>", {"a": "NaN"}),
+        ("pythonic", "[weather(a=NaN)]", None),
+        ("pythonic", "[weather(a=[1e999, 'x'])]", None),
+        ("hermes", '<tool_call>{"arguments": {"a": 1e999}, "name": "weather"}</tool_call>', None),
+    ],
+)
+def test_arguments_are_json_in_utf_8(kind: Any, text: str, arguments: Any) -> None:
+    content, calls, _ = parsed(PARSERS[kind], [text], whole=True)
+    if arguments is None:
+        assert (content, calls) == (text, [])
+    else:
+        calls[0][1].encode()
+        assert (content, json.loads(calls[0][1])) == ("", arguments)
+
+
+def test_what_follows_arguments_is_read_once() -> None:
+    parser = HermesParser(NAMES, parallel=True, whole=False)
+    parser.push('<tool_call>{"name": "weather", "arguments": {}, "more": ')
+    began = time.process_time()
+    for _ in range(200):
+        parser.push("[{" * 1000)
+    assert time.process_time() - began < 2
+    parser.push("}]" * 200_000 + "}</tool_call>")
+    assert parser.count == 1
+    assert parser.push("more") == ["more"]
+
+
+def test_long_python_is_no_call() -> None:
+    text = f"[weather(a=[{'None, ' * 100_000}])]"
+    began = time.process_time()
+    assert parsed(PARSERS["pythonic"], [text], whole=True)[:2] == (text, [])
+    assert time.process_time() - began < 1
+    long = "it's \\ " * 20_000
+    assert json.loads(parsed(PARSERS["pythonic"], [f"[weather(a=[None, {long!r}])]"])[1][0][1]) == {"a": [None, long]}
+
+
 def split(text: str, sizes: list[int]) -> list[str]:
     pieces, at = [], 0
     for size in sizes:

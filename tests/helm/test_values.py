@@ -75,7 +75,8 @@ def test_several_gpus_divide_a_model():
         ]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == 4
         assert {"name": "BATON_TENSOR_PARALLEL", "value": "4"} in container["env"]
-    assert flags(container)["kv-transport"] == "tcp"
+        assert {"name": "BATON_GPU_PAIR_MEMORY", "value": "0"} not in container["env"]
+    assert "kv-transport" not in flags(container), "each rank sends its heads from GPU to GPU"
     worker["expertParallel"] = True
     deployment = named(render(values), "Deployment", "rel-baton-a-decode")
     [container] = deployment["spec"]["template"]["spec"]["containers"]
@@ -89,10 +90,11 @@ def test_several_gpus_divide_a_model():
 
 def test_stages_multiply_the_gpus():
     worker = {"gpus": 4, "tensorParallel": 2, "pipelineParallel": 2}
-    values = {"models": {"a": {"worker": worker}}}
+    values = {"gpuPairs": {"enabled": True}, "models": {"a": {"worker": worker}}}
     [container] = named(render(values), "Deployment", "rel-baton-a-decode")["spec"]["template"]["spec"]["containers"]
     for name in ("TENSOR", "PIPELINE"):
         assert {"name": f"BATON_{name}_PARALLEL", "value": "2"} in container["env"]
+    assert flags(container)["kv-transport"] == "tcp", "KV of stages goes through the host"
     worker["gpus"] = 2
     with pytest.raises(Exception, match="tensorParallel is 2, pipelineParallel is 2 and gpus is 2"):
         render(values)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from baton_engine.models.registry import SERVED
+
 from ..helm.charts import CHART, ROOT, of_kind, render, workloads
 
 K8S = ROOT / "k8s"
@@ -68,3 +70,7 @@ def test_pages_name_files_that_are_there(page: Path):
 def test_the_end_to_end_tests_can_be_read():
     module = importlib.import_module("tests.k8s.e2e")
     assert next(name for name in vars(module) if name.startswith("test_")) == "test_installs_and_answers"
+
+
+def test_the_readme_counts_the_architectures():
+    assert f"**{len(set(SERVED))} architectures**" in (ROOT / "README.md").read_text()

@@ -14,7 +14,7 @@ from baton_kernels import hopper_codes, hopper_few_rows, hopper_numbers, hopper_
 from baton_kernels.hopper_products import Pairs
 from baton_kernels.kernel_configs import LinearConfig, Product
 from baton_kernels.pair_groups import PairGroups
-from baton_kernels.reference.activation import ClampedGate
+from baton_kernels.reference.activation import ClampedGate, LimitedGate
 from baton_kernels.reference.grouped_linear import GroupedWeight
 from baton_kernels.reference.paged_attention import AttentionVariant
 from baton_kernels.reference.quantize import QuantizedRows
@@ -91,6 +91,7 @@ def numbers() -> JITFunction:
     for rows, outputs, inner, warps in ((16, 64, 128, 4), (64, 256, 64, 8), (128, 256, 64, 8)):
         tiles = LinearConfig(rows, outputs, inner, 1, warps, 4)
         multiply(x, weight, x[:3, :512], True, tiles, x[:, :256], gates)
+        multiply(x, weight, None, True, tiles, x[:, :256], Pairs(groups, gate=LimitedGate(7.0)))
         multiply(x, weight, None, False, tiles, x[:, :512], results)
     multiply(x.half(), weight[0].half(), None, False, LinearConfig(256, 128, 64, 2, 8, 4), x[:, :512].half())
     fp8 = torch.float8_e4m3fn

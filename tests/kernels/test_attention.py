@@ -61,19 +61,22 @@ class Case:
         dtype: torch.dtype = torch.float32,
         lengths: list[int] = LENGTHS,
         apart: int = 0,
+        value_dim: int | None = None,
     ) -> None:
-        """apart: unused elements between heads of the cache."""
+        """apart: unused elements between heads of the cache. value_dim: None = dim."""
         self.heads, self.kv_heads, self.dim, self.device = heads, kv_heads, dim, device
+        self.value_dim = value_dim or dim
+        dims = dim, self.value_dim
         most = -(-max(lengths) // page)
         order = torch.randperm(most * len(lengths) + 3)
         self.tables = order[: most * len(lengths)].view(len(lengths), most).int().to(device)
-        shape = (len(order), page, kv_heads, dim + apart)
+        shape = (len(order), page, kv_heads)
         self.keys, self.values = (
-            torch.full(shape, float("nan"), dtype=dtype, device=device)[..., :dim] for _ in range(2)
+            torch.full((*shape, size + apart), float("nan"), dtype=dtype, device=device)[..., :size] for size in dims
         )
         self.tokens = []
         for table, length in zip(self.tables, lengths, strict=True):
-            k, v = (torch.randn(length, kv_heads, dim, dtype=dtype, device=device) for _ in range(2))
+            k, v = (torch.randn(length, kv_heads, size, dtype=dtype, device=device) for size in dims)
             for at in range(length):
                 self.keys[table[at // page], at % page] = k[at]
                 self.values[table[at // page], at % page] = v[at]
@@ -107,7 +110,8 @@ def check_decode(case: "Case", kind: str, capacities: tuple[int, ...]) -> None:
         arrivals = torch.zeros(len(q) * case.kv_heads, dtype=torch.int32, device=device)
         for capacity in capacities:
             parts = plan_parts(lengths, of_rows, capacity, arrivals)
-            out = decode_attention(q, case.keys, case.values, tables, how, parts, torch.full_like(q, 7.0))
+            out = q.new_full((*q.shape[:2], case.value_dim), 7.0)
+            decode_attention(q, case.keys, case.values, tables, how, parts, out)
             assert relative_error(out[:-1].cpu(), torch.cat(expected)) < TOLERANCE[dtype], (copies, capacity)
             assert (out[-1] == 7.0).all(), (copies, capacity)
             assert not arrivals.any(), (copies, capacity)
@@ -126,9 +130,35 @@ def test_decode_of_wide_heads(device: torch.device, dim: int, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("dim", [16, 512])
+@pytest.mark.parametrize("dim", [16, 24, 512])
 def test_decode_of_heads_that_lie_apart(device: torch.device, dim: int, dtype: torch.dtype) -> None:
     check_decode(Case(4, 2, dim, 64, device, dtype, apart=16), "plain", (1, 8))
+
+
+# Keys and values of MiMo-V2-Flash in layers of two kinds, and values that are larger than keys.
+VALUES_OF_OTHER_SIZES = [
+    ("sinks", 4, 2, 192, 128, 0, 64), ("plain", 4, 1, 192, 128, 192, 64), ("all", 6, 2, 24, 80, 0, 4),
+    ("window", 4, 2, 48, 36, 8, 16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("kind", "heads", "kv_heads", "dim", "value_dim", "apart", "page"), VALUES_OF_OTHER_SIZES)
+def test_decode_of_values_of_another_size(
+    device: torch.device, kind: str, heads: int, kv_heads: int, dim: int, value_dim: int, apart: int, page: int,
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
+    case = Case(heads, kv_heads, dim, page, device, dtype, apart=apart, value_dim=value_dim)
+    check_decode(case, kind, (1, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("kind", "heads", "kv_heads", "dim", "value_dim", "apart", "page"), VALUES_OF_OTHER_SIZES)
+def test_prefill_of_values_of_another_size(
+    device: torch.device, kind: str, heads: int, kv_heads: int, dim: int, value_dim: int, apart: int, page: int,
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
+    check_prefill(Case(heads, kv_heads, dim, page, device, dtype, apart=apart, value_dim=value_dim), kind)
 
 
 @pytest.mark.parametrize("capacity", [1, 3, 64])
@@ -180,7 +210,7 @@ def test_prefill_of_wide_heads(device: torch.device, dim: int, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("dim", [16, 512])
+@pytest.mark.parametrize("dim", [16, 24, 512])
 def test_prefill_of_heads_that_lie_apart(device: torch.device, dim: int, dtype: torch.dtype) -> None:
     check_prefill(Case(4, 2, dim, 64, device, dtype, apart=16), "plain")
 
@@ -226,7 +256,7 @@ def check_prefill(case: "Case", kind: str) -> None:
     q = torch.randn(starts[-1], case.heads, dim, dtype=dtype, device=device)
     expected = case.expected(q, starts, how)
     where = torch.tensor(starts, dtype=torch.int32, device=device)
-    queries = queries_per_tile(dim, q.element_size(), shared_memory=sys.maxsize)
+    queries = queries_per_tile(max(dim, case.value_dim), q.element_size(), shared_memory=sys.maxsize)
     sequences, rows = (torch.tensor(x, dtype=torch.int32, device=device) for x in prefill_tiles(starts, queries))
     out = prefill_attention(
         q, case.keys, case.values, case.tables, case.lengths, where, (sequences, rows), how, block_queries=queries
@@ -239,7 +269,7 @@ def check_prefill(case: "Case", kind: str) -> None:
         for x, value in ((case.lengths, 0), (where, end), (sequences, count), (rows, end))
     ]
     tables = torch.cat([case.tables, case.tables[:1]])
-    padded = torch.full_like(torch.cat([q, q[:3]]), 7.0)
+    padded = q.new_full((len(q) + 3, case.heads, case.value_dim), 7.0)
     prefill_attention(
         torch.cat([q, q[:3]]), case.keys, case.values, tables, spare[0], spare[1], (spare[2], spare[3]), how, padded,
         block_queries=queries,

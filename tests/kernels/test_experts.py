@@ -10,7 +10,7 @@ from baton_kernels.experts import FIXED, run_experts, run_experts_fixed
 from baton_kernels.kernel_configs import ExpertsConfig, ProductConfig
 from baton_kernels.pair_groups import group_pairs
 from baton_kernels.pair_rows import gather_rows, quantize_pairs
-from baton_kernels.reference.activation import ClampedGate
+from baton_kernels.reference.activation import ClampedGate, ExpertGate, LimitedGate
 from baton_kernels.reference.experts import ExpertWeights, experts_reference
 from baton_kernels.reference.quantize import RowFormat, quantize_rows_reference
 from baton_kernels.reference.routing import NOT_OWN, Routing, choose_reference
@@ -76,10 +76,11 @@ def test_experts(
     assert relative_error(result, expected) < 1e-5
 
 
+@pytest.mark.parametrize("gate", ["gelu_tanh", LimitedGate(0.3)])
 @pytest.mark.parametrize("config", [config(1, 8, 32), FIXED])
-def test_experts_with_gelu(config: ExpertsConfig, device: torch.device) -> None:
+def test_experts_with_other_gates(config: ExpertsConfig, gate: ExpertGate, device: torch.device) -> None:
     x, held = torch.randn(9, 48, device=device), make_weights(4, 48, 24, device)
-    held = dataclasses.replace(held, gate="gelu_tanh")
+    held = dataclasses.replace(held, gate=gate)
     weights, chosen = choices(9, 4, 2, device)
     expected = experts_reference(x.double(), wide(held), weights.double(), chosen)
     assert relative_error(run_experts(x, held, weights, chosen, config), expected) < 1e-5

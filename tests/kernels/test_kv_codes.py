@@ -96,9 +96,16 @@ class Codes(Case):
     """A case whose cache holds codes; the code of NaN wherever no sequence has a token."""
 
     def __init__(
-        self, heads: int, kv_heads: int, dim: int, page: int, device: torch.device, dtype: torch.dtype
+        self,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        page: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        value_dim: int | None = None,
     ) -> None:
-        super().__init__(heads, kv_heads, dim, page, device, torch.float32)
+        super().__init__(heads, kv_heads, dim, page, device, torch.float32, value_dim=value_dim)
         self.dtype = dtype
         self.scales = torch.rand(2, kv_heads, device=device) * 0.02 + 0.003
         self.keys, self.values = ((x * 100).clamp(-448, 448).to(KV_CODES) for x in (self.keys, self.values))
@@ -140,22 +147,24 @@ class Codes(Case):
             assert (difference <= bound).all(), f"{float((difference / bound).max())} times the bound"
 
 
-# The copy engine fetches whole blocks of the last shape.
+# The copy engine fetches whole blocks of 64 tokens.
 CASES = [
-    *((kind, 4, 1, 32, 16, torch.float32) for kind in VARIANTS),
-    *((kind, 6, 2, 80, 64, torch.float16) for kind in ("plain", "all")),
-    ("sinks", 2, 1, 64, 64, torch.bfloat16),
+    *((kind, 4, 1, 32, 32, 16, torch.float32) for kind in VARIANTS),
+    *((kind, 6, 2, 80, 80, 64, torch.float16) for kind in ("plain", "all")),
+    ("sinks", 2, 1, 64, 64, 64, torch.bfloat16),
+    ("sinks", 4, 2, 48, 32, 64, torch.bfloat16),
+    ("window", 4, 1, 24, 40, 16, torch.float32),
 ]
 
 
-@pytest.mark.parametrize(("kind", "heads", "kv_heads", "dim", "page", "dtype"), CASES)
+@pytest.mark.parametrize(("kind", "heads", "kv_heads", "dim", "value_dim", "page", "dtype"), CASES)
 def test_decode(
-    device: torch.device, kind: str, heads: int, kv_heads: int, dim: int, page: int, dtype: torch.dtype
+    device: torch.device, kind: str, heads: int, kv_heads: int, dim: int, value_dim: int, page: int, dtype: torch.dtype
 ) -> None:
     from baton_kernels.decode_attention import SEPARATE_JOIN_SEQUENCES, decode_attention
     from baton_kernels.decode_parts import plan_parts
 
-    case, count = Codes(heads, kv_heads, dim, page, device, dtype), len(LENGTHS)
+    case, count = Codes(heads, kv_heads, dim, page, device, dtype, value_dim), len(LENGTHS)
     how = variant(kind, heads, dim, device)
     rows = torch.arange(count, device=device)
     # A second kernel joins the parts of a small batch, and the decode kernel those of a larger one.
@@ -168,14 +177,14 @@ def test_decode(
             case.check(results, some, list(range(count + 1)), how)
 
 
-@pytest.mark.parametrize(("kind", "heads", "kv_heads", "dim", "page", "dtype"), CASES)
+@pytest.mark.parametrize(("kind", "heads", "kv_heads", "dim", "value_dim", "page", "dtype"), CASES)
 def test_prefill(
-    device: torch.device, kind: str, heads: int, kv_heads: int, dim: int, page: int, dtype: torch.dtype
+    device: torch.device, kind: str, heads: int, kv_heads: int, dim: int, value_dim: int, page: int, dtype: torch.dtype
 ) -> None:
     from baton_kernels.prefill_attention import prefill_attention, prefill_tiles
     from baton_kernels.reference.paged_attention import paged_attention_reference
 
-    case, how = Codes(heads, kv_heads, dim, page, device, dtype), variant(kind, heads, dim, device)
+    case, how = Codes(heads, kv_heads, dim, page, device, dtype, value_dim), variant(kind, heads, dim, device)
     starts = [0, 1, 17, 47, 187]
     q = case.queries(starts[-1])
     facts = (starts, *prefill_tiles(starts, 64))

@@ -17,6 +17,8 @@ from baton_kernels.decode_inputs import DecodeInputs
 from baton_kernels.decode_parts import plan_parts
 from baton_kernels.experts import run_experts, run_experts_fixed
 from baton_kernels.head_products import absorb_queries, values_of
+from baton_kernels.index_inputs import index_rope_and_cache
+from baton_kernels.index_scores import index_scores, select_slots
 from baton_kernels.kernel_configs import ExpertsConfig, LinearConfig, ProductConfig
 from baton_kernels.latent_decode import latent_decode
 from baton_kernels.latent_inputs import latent_rope_and_cache
@@ -31,6 +33,11 @@ from baton_kernels.reference.activation import gate_mul_reference
 from baton_kernels.reference.blocks import gather_kv_reference
 from baton_kernels.reference.decode_inputs import BLOCKS, FIELDS, POSITION, ROW
 from baton_kernels.reference.experts import ExpertWeights, experts_reference
+from baton_kernels.reference.indexed import (
+    index_rope_and_cache_reference,
+    index_scores_reference,
+    selection_reference,
+)
 from baton_kernels.reference.latent import (
     absorb_queries_reference,
     latent_prefill_reference,
@@ -240,6 +247,32 @@ def test_the_last_latents(device: torch.device) -> None:
     assert relative_error(attended, theirs) < 0.02
     tiles = tuple(torch.zeros(1, dtype=torch.int32, device=device) for _ in range(3))
     assert torch.equal(gather_latents(latents, tables, lengths, tiles, page), latents[-1, :, 0])  # type: ignore[arg-type]
+
+
+def test_index_keys(device: torch.device) -> None:
+    heads, dim, page, most = 16, 128, 64, 40
+    blocks = rows_beyond(page * dim)
+    keys = torch.empty(blocks, page, 1, dim, dtype=HALF, device=device)
+    q, k = (torch.randn(page, size, device=device).to(HALF) for size in (heads * dim, dim))
+    norm = torch.ones(dim, dtype=HALF, device=device), torch.zeros(dim, dtype=HALF, device=device)
+    angles, positions = torch.rand(page, 32, device=device), torch.arange(page, device=device)
+    slots = (blocks - 1) * page + positions
+    how = *norm, 1e-6, (angles.cos(), angles.sin()), True, positions
+    ours, expected = index_rope_and_cache(q, k, *how, slots, keys, heads), torch.empty_like(keys[-1:])
+    theirs = index_rope_and_cache_reference(q, k, *how, positions, expected, heads)
+    assert relative_error(ours, theirs) < 1e-2
+    assert relative_error(keys[-1:], expected) < 1e-2
+    tables = torch.tensor([[blocks - 1]], dtype=torch.int32, device=device)
+    lengths, row = (
+        torch.tensor([page], dtype=torch.int32, device=device),
+        torch.zeros(1, dtype=torch.int64, device=device),
+    )
+    parts, weights = plan_parts(lengths, row, 1, tables[0, :0]), torch.randn(1, heads, device=device)
+    scores = index_scores(ours[-1:], weights, keys, tables, parts, page)
+    assert relative_error(scores, index_scores_reference(ours[-1:], weights, keys[-1, :, 0])) < 1e-2
+    chosen = selection_reference(scores, torch.ones_like(scores, dtype=torch.bool), most)
+    selected = select_slots(scores, lengths, row, tables, page, most)
+    assert torch.equal(selected[0].long(), slots[chosen[0]])
 
 
 def test_queries_of_latent_attention(device: torch.device) -> None:

@@ -37,23 +37,26 @@ def attend(case: Case, q: torch.Tensor, starts: list[int], how: AttentionVariant
     )
     cuts = TileCuts(which.view(3, -1), joins, plan.slots)
     return prefill_attention(
-        q, case.keys, case.values, case.tables, case.lengths, where, (sequences, rows), how, poisoned(*q.shape, like=q),
-        block_queries=queries, scales=getattr(case, "scales", None), cuts=cuts,
+        q, case.keys, case.values, case.tables, case.lengths, where, (sequences, rows), how,
+        poisoned(*q.shape[:2], case.value_dim, like=q), block_queries=queries, scales=getattr(case, "scales", None),
+        cuts=cuts,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("kind", "heads", "kv_heads", "dim", "page", "dtype"),
+    ("kind", "heads", "kv_heads", "dim", "value_dim", "page", "dtype"),
     [
-        *((kind, 2, 1, 64, 16, torch.float32) for kind in VARIANTS),
+        *((kind, 2, 1, 64, 64, 16, torch.float32) for kind in VARIANTS),
         # The copy engine fetches whole blocks.
-        *((kind, 2, 2, 80, 64, torch.float16) for kind in ("plain", "all")),
+        *((kind, 2, 2, 80, 80, 64, torch.float16) for kind in ("plain", "all")),
+        ("sinks", 2, 1, 48, 36, 16, torch.float32),
     ],
 )
 def test_parts_are_joined(
-    device: torch.device, kind: str, heads: int, kv_heads: int, dim: int, page: int, dtype: torch.dtype
+    device: torch.device, kind: str, heads: int, kv_heads: int, dim: int, value_dim: int, page: int, dtype: torch.dtype
 ) -> None:
-    case = Case(heads, kv_heads, dim, page, device, dtype, [length for _, length in CHUNKS])
+    lengths = [length for _, length in CHUNKS]
+    case = Case(heads, kv_heads, dim, page, device, dtype, lengths, value_dim=value_dim)
     how = variant(kind, heads, dim, device)
     if how.window:
         # The first part of a tile has keys that only some of its queries see, and its last queries see none of them.

@@ -18,6 +18,7 @@ FORMATS = {
     "fp8 in groups, powers of two": RowFormat(FP8, group=32, power_of_two=True),
     "fp8 with a bound": RowFormat(FP8, most=1.5),
     "int8": RowFormat(INT8),
+    "int8 of 127 steps": RowFormat(INT8, steps=127.0),
     "int8 with a zero": RowFormat(INT8, symmetric=False),
 }
 

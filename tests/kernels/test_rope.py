@@ -18,15 +18,18 @@ def naive(head: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
     return out
 
 
-@pytest.mark.parametrize("dim", [32, 80])
+@pytest.mark.parametrize(("dim", "value_dim"), [(32, 32), (80, 80), (48, 32), (24, 80)])
 @pytest.mark.parametrize("with_norms", [False, True])
 @pytest.mark.parametrize("rotates", [True, False])
 @pytest.mark.parametrize("apart", [0, 8])
-def test_matches_float64(device: torch.device, dim: int, with_norms: bool, rotates: bool, apart: int) -> None:
+def test_matches_float64(
+    device: torch.device, dim: int, value_dim: int, with_norms: bool, rotates: bool, apart: int
+) -> None:
     from baton_kernels.reference.rope import rope_and_cache_reference
     from baton_kernels.rope import rope_and_cache
 
-    qkv = torch.randn(TOKENS, (HEADS + 2 * KV_HEADS) * dim, device=device)
+    keyed = (HEADS + KV_HEADS) * dim
+    qkv = torch.randn(TOKENS, keyed + KV_HEADS * value_dim, device=device)
     angles = torch.rand(50, dim // 2, device=device) * 6
     positions = torch.randint(0, 50, (TOKENS,), device=device)
     slots = torch.randperm(40, device=device)[:TOKENS]
@@ -34,12 +37,12 @@ def test_matches_float64(device: torch.device, dim: int, with_norms: bool, rotat
     norms = (torch.randn(dim, device=device), torch.randn(dim, device=device)) if with_norms else None
     for function in (rope_and_cache, rope_and_cache_reference):
         # Heads of the cache may lie apart.
-        keys, values = (poisoned(10, 4, KV_HEADS, dim + apart, like=qkv)[..., :dim] for _ in range(2))
+        keys, values = (poisoned(10, 4, KV_HEADS, size + apart, like=qkv)[..., :size] for size in (dim, value_dim))
         rotary = (angles.cos(), angles.sin()) if rotates else None
         q = function(qkv, rotary, positions, slots, keys, values, HEADS, norms, 1e-6)
         written = torch.zeros(40, dtype=torch.bool)
         for token, (position, slot) in enumerate(zip(positions.tolist(), slots.tolist(), strict=True)):
-            heads = qkv[token].view(-1, dim).double().cpu()
+            heads = qkv[token, :keyed].view(-1, dim).double().cpu()
             cos, sin = angles[position].cos(), angles[position].sin()
             for head in range(HEADS + KV_HEADS):
                 x = heads[head]
@@ -52,7 +55,7 @@ def test_matches_float64(device: torch.device, dim: int, with_norms: bool, rotat
                     assert relative_error(keys.flatten(0, 1)[slot, head - HEADS].cpu(), turned) < 1e-5
             if slot >= 0:
                 written[slot] = True
-                expected = heads[HEADS + KV_HEADS :]
+                expected = qkv[token, keyed:].view(KV_HEADS, value_dim).double().cpu()
                 assert torch.equal(values.flatten(0, 1)[slot].double().cpu(), expected)
         for cache in (keys, values):
             assert torch.equal(cache.flatten(0, 1).isnan().any(-1).any(-1).cpu(), ~written), "only these slots"

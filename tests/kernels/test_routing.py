@@ -8,6 +8,8 @@ import transformers
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
+from transformers.models.kolibri1.modeling_kolibri1 import Kolibri1TopKRouter
+from transformers.models.laguna.modeling_laguna import LagunaTopKRouter
 from transformers.models.phimoe.modeling_phimoe import PhimoeTopKRouter
 
 from baton_kernels import routing as routing_kernels
@@ -21,6 +23,9 @@ ROUTINGS = [
     (128, Routing(8, normalize=True)),
     (8, Routing(1, scale=0.5)),
     (32, Routing(4, sigmoid=True, normalize=True, scale=2.5)),
+    (60, Routing(6, sigmoid=True, normalize=True)),
+    (60, Routing(6, sigmoid=True, normalize=True, corrects_logits=True)),
+    (60, Routing(6, sigmoid=True, normalize=True, softcap=1.5)),
     (60, Routing(6, sigmoid=True, group_best=2, **GROUPED)),
     (160, Routing(6, scale=16.0, groups=8, used_groups=3)),
     (24, Routing(3, normalize=True, groups=3, used_groups=3)),
@@ -60,7 +65,7 @@ def test_route(tokens: int, biased: bool, device: torch.device) -> None:
     bias = torch.randn(24, device=device).half() if biased else None
     correction = torch.randn(24, device=device)
     scales = torch.rand(24, device=device) if biased else None
-    routing = Routing(3, sigmoid=True, normalize=True)
+    routing = Routing(3, sigmoid=True, normalize=True, corrects_logits=biased, softcap=2.0 * biased)
     _, expected_weights, expected = route_reference(x.double(), weight, bias, correction, routing, scales)
     for config in (None, *routing_kernels.BY_TOKENS.values(), routing_kernels.FIXED):
         same, weights, chosen = route(x, weight, bias, correction, routing, scales, config)
@@ -136,7 +141,19 @@ THEIRS: dict[str, tuple[type, type, dict[str, Any], Routing]] = {
         },
         Routing(4, scale=16.0, **GROUPED),
     ),
+    "kolibri1": (
+        Kolibri1TopKRouter,
+        transformers.Kolibri1Config,
+        {"num_experts": 24, "norm_topk_prob": True},
+        Routing(4, sigmoid=True, normalize=True, corrects_logits=True),
+    ),
     "gpt_oss": (GptOssTopKRouter, transformers.GptOssConfig, {"num_local_experts": 24}, Routing(4, normalize=True)),
+    "laguna": (
+        LagunaTopKRouter,
+        transformers.LagunaConfig,
+        {"num_experts": 24, "moe_router_logit_softcapping": 1.5},
+        Routing(4, sigmoid=True, normalize=True, softcap=1.5),
+    ),
     "phimoe": (
         PhimoeTopKRouter,
         transformers.PhimoeConfig,

@@ -78,7 +78,7 @@ async def carry(prefill: Listener, decode: Listener, id: int) -> None:
 
 async def test_it_says_what_it_is(decode: Listener, folder: Path) -> None:
     ready, engine = decode.client.ready, make_engine(folder, num_blocks=64)
-    assert ready.fingerprint == layout_fingerprint(engine.layout(), folder)
+    assert ready.fingerprint == layout_fingerprint(engine.fingerprint_facts(), folder)
     assert (ready.max_model_len, ready.vocab_size, ready.block_size, ready.num_blocks) == (512, 512, 16, 64)
     assert (ready.layout.num_layers, ready.layout.num_heads) == (2, 2)
     # Keys and values of 16 float32 each.

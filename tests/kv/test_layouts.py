@@ -31,7 +31,13 @@ LAYOUTS = {
         3,
         (Plane("key", 4, 16, "float32"), Plane("value", 4, 16, "float32")),
         (9, None, 9),
-        ((4, 12), (2, 24), (4, 12)),
+        ((4, 12, 12), (2, 24, 24), (4, 12, 12)),
+    ),
+    "values of another size": KvLayout(
+        3,
+        (Plane("key", 4, 24, "bfloat16"), Plane("value", 4, 16, "bfloat16")),
+        (9, None, 9),
+        ((4, 24, 16), (2, 24, 16), (4, 24, 16)),
     ),
     "a vector beside heads": KvLayout(2, (Plane("key", 4, 8, "float32"), Plane("index", 1, 12, "float16"))),
 }

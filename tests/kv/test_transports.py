@@ -8,7 +8,7 @@ import tempfile
 import zlib
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -404,6 +404,65 @@ async def test_the_end_of_a_ticket_is_the_end_of_its_pieces(transport: str) -> N
         other, other_id = await both.order(60)
         both.export(other_id, 0, 60)
         await both.until(lambda: not other.missing)
+
+
+async def test_half_a_piece_keeps_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection stays open, but the rest of the piece does not come."""
+    monkeypatch.setattr(bulk, "_PIECE_TIMEOUT_S", 0.2)
+    async with pair("tcp") as both:
+
+        async def admit(_: bytes, connection: socket.socket) -> None:
+            await asyncio.get_running_loop().sock_sendall(connection, bulk._FRAME.pack(0, 0, 100) + b"half")
+            await both.decode.lost.wait()
+
+        assert both.service._bulk is not None
+        both.service._bulk._admit = admit
+        await asyncio.wait_for(both.decode.lost.wait(), 10)
+        assert both.decode.slots.qsize() == NUM_SLOTS
+
+
+async def test_a_peer_that_reads_slowly_keeps_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads often enough that the kernel never gives the connection up."""
+    monkeypatch.setattr(bulk, "_PIECE_TIMEOUT_S", 0.5)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+
+        async def read() -> None:
+            while True:
+                await asyncio.get_running_loop().sock_recv(theirs, 1_000)
+                await asyncio.sleep(0.01)
+
+        reading = asyncio.create_task(read())
+        sending = asyncio.create_task(bulk.send(ours, kv.PieceHeader(), memoryview(bytes(4 << 20))))
+        await asyncio.wait([sending], timeout=5)
+        assert sending.done()
+        assert isinstance(sending.exception(), TimeoutError)
+        assert not reading.done()
+        reading.cancel()
+
+
+async def test_a_flood_of_pieces_leaves_the_event_loop_to_others() -> None:
+    """They all are refused, and arrive faster than they are read."""
+    async with pair("tcp") as both:
+        header = pieces.make_header(EPOCH, 99, 1, extent(0, 1)).SerializeToString()
+        flood = (bulk._FRAME.pack(pieces.checksum(header, b""), len(header), 0) + header) * 5_000
+
+        async def admit(_: bytes, connection: socket.socket) -> None:
+            connection.setblocking(True)
+            with suppress(OSError):
+                await asyncio.to_thread(connection.sendall, flood)
+
+        assert both.service._bulk is not None
+        both.service._bulk._admit = admit
+        refusals, most = both.decode.refusals, 0
+        while not both.decode.lost.is_set():
+            before = len(refusals)
+            await asyncio.sleep(0)
+            most = max(most, len(refusals) - before)
+        assert len(refusals) == 5_000
+        assert most < 5
 
 
 async def linked(caplog: pytest.LogCaptureFixture) -> str:

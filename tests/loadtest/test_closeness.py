@@ -33,7 +33,7 @@ def test_families_are_close(
     closeness: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # tests/engine/test_equality.py compares all families; these differ most in what the script itself does for them.
-    families = "qwen", "gemma3_text", "deepseek_v3"
+    families = "qwen", "gemma2", "gpt2", "deepseek_v3"
     code = run(closeness, monkeypatch, "--families", ",".join(families))
     lines = capsys.readouterr().out.splitlines()[1:]
     assert code == 0, lines
@@ -64,6 +64,16 @@ def test_slightly_wrong_positions_fail(
     assert run(closeness, monkeypatch, "--families", "llama") == 1
     lines = capsys.readouterr().out.splitlines()[1:]
     assert all("FAILED" in line for line in lines), lines
+
+
+def test_a_model_that_repeats_itself_shows_nothing(
+    closeness: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tied = closeness.FAMILIES["gemma2"] | {"tie_word_embeddings": True}
+    monkeypatch.setitem(closeness.FAMILIES, "gemma2", tied)
+    assert run(closeness, monkeypatch, "--families", "gemma2") == 1
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert all("FAILED" in line and "repeats itself" in line for line in lines), lines
 
 
 def test_an_engine_that_breaks_is_told(

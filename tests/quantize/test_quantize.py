@@ -285,7 +285,9 @@ def test_what_cannot_be_quantized_is_named(
     tiny_model: MakeModel, conversations: Path, made: Made, tmp_path: Path
 ) -> None:
     to = tmp_path / "to"
-    with pytest.raises(ConfigError, match="GPT2LMHeadModel cannot be quantized offline; served are LlamaForCausalLM, "):
+    with pytest.raises(
+        ConfigError, match="GPT2LMHeadModel cannot be quantized offline; Baton quantizes LlamaForCausalLM, "
+    ):
         quantize(tiny_model("gpt2"), to, "int8", conversations)
     with pytest.raises(ConfigError, match=r"quantized already \(compressed-tensors\)"):
         quantize(made["int8"][0], to, "int8", conversations)

@@ -212,6 +212,7 @@ def test_each_text_between_special_tokens_gets_a_prefix_in_the_older_manner(tmp_
         ({"tokenizer_class": "OtherTokenizer"}, (False, False)),
         ({"tokenizer_class": "OtherTokenizer", "add_eos_token": True}, (False, True)),
         ({"tokenizer_class": "T5Tokenizer"}, (False, True)),
+        ({"tokenizer_class": "InternLM2Tokenizer"}, (True, False)),
         ({"add_bos_token": None, "bos_token": None}, (False, False)),
     ],
 )
@@ -219,6 +220,18 @@ def test_what_stands_around_a_text(tmp_path: Path, settings: dict[str, Any], exp
     folder = write_folder(tmp_path, {"tokenizer.model": train_sentencepiece(LLAMA)}, **settings)
     ids = load_tokenizer(folder).encode("x").ids
     assert (ids[0] == 1, ids[-1] == 2) == expected
+
+
+def test_chatglm_has_special_tokens_after_its_pieces(tmp_path: Path) -> None:
+    data = train_sentencepiece(LLAMA)
+    tokenizer = load_tokenizer(write_folder(tmp_path, {"tokenizer.model": data}, tokenizer_class="ChatGLMTokenizer"))
+    plain = sentencepiece.SentencePieceProcessor(model_proto=data)
+    mask, start, user, assistant = (plain.vocab_size() + place for place in (1, 3, 6, 7))
+    for text in ("a philosophy", "", "ab\n日本"):
+        assert tokenizer.encode(text).ids == [mask, start, *plain.encode(text)]
+    # As the original code does it, which reads the parts of a message apart.
+    chat = [mask, start, user, *plain.encode("\n"), *plain.encode("the table"), assistant]
+    assert tokenizer.encode("[gMASK]sop<|user|>\n the table<|assistant|>", add_special_tokens=False).ids == chat
 
 
 def test_a_piece_may_get_another_text(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ KINDS = {
     "qwen": ("qwen.tiktoken", "qwen"),
     "llama3": ("tokenizer.model", "llama"),
     "kimi": ("tiktoken.model", "kimi_k2"),
+    "glm4": ("tokenizer.model", "chatglm"),
     "cl100k": ("cl100k_base.tiktoken", ""),
     "o200k": ("o200k_base.tiktoken", ""),
 }
@@ -65,7 +66,8 @@ def pattern_of(kind: str, monkeypatch: pytest.MonkeyPatch) -> str:
     if kind in ("cl100k", "o200k"):
         monkeypatch.setattr(openai, "load_tiktoken_bpe", lambda *_, **__: {})
         return str(openai.ENCODING_CONSTRUCTORS[f"{kind}_base"]()["pat_str"])
-    return {"qwen": rf"{WORDS}|\p{{N}}|{REST}", "llama3": rf"{WORDS}|\p{{N}}{{1,3}}|{REST}", "kimi": KIMI}[kind]
+    thousands = rf"{WORDS}|\p{{N}}{{1,3}}|{REST}"
+    return {"qwen": rf"{WORDS}|\p{{N}}|{REST}", "llama3": thousands, "glm4": thousands, "kimi": KIMI}[kind]
 
 
 def folder_of(kind: str, path: Path, **settings: Any) -> Path:
@@ -85,7 +87,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def assert_same(kind: str, tokenizer: Tokenizer, encoding: Any, text: str) -> None:
     # Qwen's own code composes texts before it gives them to tiktoken.
     composed = unicodedata.normalize("NFC", text) if kind == "qwen" else text
-    ids = tokenizer.encode(text).ids
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert ids == encoding.encode(composed), repr(text)
     assert tokenizer.decode(ids) == composed
 
@@ -96,7 +98,7 @@ def test_tokens_are_those_of_tiktoken(both: tuple[str, Tokenizer, Any]) -> None:
 
 
 @hypothesis_settings(max_examples=120)
-@given(text=PROMPTS.filter(lambda text: "<|" not in text))
+@given(text=PROMPTS.filter(lambda text: not any(mark in text for mark in ("<|", "MASK]", "op>"))))
 def test_any_text_has_the_tokens_of_tiktoken(both: tuple[str, Tokenizer, Any], text: str) -> None:
     # The library has the tables of an older Unicode, and composes newer characters in another order.
     if both[0] != "qwen" or all(unicodedata.combining(char) == 0 or char in "\u0301\u0327" for char in text):
@@ -132,6 +134,7 @@ def test_llama_3_is_as_in_transformers(tmp_path: Path) -> None:
         ("qwen", {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2, "<|extra_0|>": 3, "<|extra_204|>": 207}),
         ("llama3", {"<|begin_of_text|>": 0, "<|end_of_text|>": 1, "<|eot_id|>": 9}),
         ("kimi", {"<|reserved_token_450|>": 0, "<|reserved_token_705|>": 255}),
+        ("glm4", {"<|endoftext|>": 0, "[gMASK]": 2, "<sop>": 4, "<|user|>": 7, "<|observation|>": 9}),
         ("cl100k", {"<|endoftext|>": 1, "<|fim_suffix|>": 4, "<|endofprompt|>": 20}),
         ("o200k", {"<|endoftext|>": 1, "<|endofprompt|>": 20}),
     ],
@@ -140,10 +143,17 @@ def test_special_tokens_follow_the_vocabulary(tmp_path: Path, kind: str, ids: di
     text = read_tokenizer(folder_of(kind, tmp_path, add_bos_token=False))
     tokenizer = text.load()
     for token, offset in ids.items():
-        around = [tokenizer.encode(letter).ids for letter in "ab"]
-        assert tokenizer.encode(f"a{token}b").ids == [*around[0], FIRST + offset, *around[1]]
+        around = [tokenizer.encode(letter, add_special_tokens=False).ids for letter in "ab"]
+        ids = tokenizer.encode(f"a{token}b", add_special_tokens=False).ids
+        assert ids == [*around[0], FIRST + offset, *around[1]]
         assert tokenizer.decode([FIRST + offset]) == ""
     assert text.names.get("eos_token") == {"llama3": "<|end_of_text|>", "kimi": None}.get(kind, "<|endoftext|>")
+
+
+def test_texts_of_glm_4_begin_with_its_mask(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(folder_of("glm4", tmp_path, tokenizer_class="ChatGLM4Tokenizer"))
+    plain = tokenizer.encode("ab", add_special_tokens=False).ids
+    assert tokenizer.encode("ab").ids == [FIRST + 2, FIRST + 4, *plain]
 
 
 def test_tokens_named_in_tokenizer_config_replace_those_of_the_kind(tmp_path: Path) -> None:

@@ -151,6 +151,8 @@ def first_tokens(**fields: Any) -> kv.FirstTokens:
         {"finish_reason": 99},
         {"prompt": pb.PromptInfo(queued_seconds=float("nan"))},
         {"prompt": pb.PromptInfo(prefill_seconds=float("inf"))},
+        {"prompt": pb.PromptInfo(queued_seconds=1e300)},
+        {"finish_reason": pb.FINISH_REASON_ERROR},
         {"logprobs": [pb.TokenLogprobs(top_token_ids=[1] * 9, top_logprobs=[0.0] * 9)]},
     ],
     ids=lambda fields: "-".join(fields),

@@ -175,8 +175,8 @@ An annotation marks Deployments whose manifest had no replicas.
 {{- $scaled := false -}}
 {{- $applied := false -}}
 {{- range dig "metadata" "managedFields" list $live -}}
-{{- $ours := has .manager (list "baton-controller" "kube-controller-manager") -}}
-{{- if and $ours (eq (.subresource | default "") "scale") (hasKey (dig "fieldsV1" "f:spec" dict .) "f:replicas") -}}
+{{- $autoscaler := has .manager (list "baton-controller" "kube-controller-manager") -}}
+{{- if and $autoscaler (eq (.subresource | default "") "scale") (hasKey (dig "fieldsV1" "f:spec" dict .) "f:replicas") -}}
 {{- $scaled = true -}}
 {{- else if and (eq .operation "Apply") (not .subresource) -}}
 {{- $applied = true -}}

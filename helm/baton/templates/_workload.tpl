@@ -14,8 +14,8 @@
 {{- if gt $stages 1 }}{{ $asked = printf "%s, pipelineParallel is %d" $asked $stages }}{{ end -}}
 {{- fail (printf "%s: %s and gpus is %d; each process needs one GPU" $workload.path $asked $gpus) -}}
 {{- end -}}
-{{- /* The KV of several processes goes through the host. */ -}}
-{{- $pairs := and $root.Values.gpuPairs.enabled (le $processes 1) -}}
+{{- /* The KV of several pipeline stages goes through the host. */ -}}
+{{- $pairs := and $root.Values.gpuPairs.enabled (le $stages 1) -}}
 {{- $image := include "baton.image" (dict "root" $root "image" $spec.image "repository" $repository) -}}
 {{- $component := dict "root" $root "component" $workload.role -}}
 {{- $selector := printf "%s\n%s" (include "baton.selectorLabels" $component) (include "baton.workerLabels" $workload) -}}

@@ -51,13 +51,28 @@ class ClampedGate:
     limit: float = 7.0
 
 
-# The function of gates and ups in an expert: one of GATES, or a ClampedGate.
-ExpertGate = ClampedGate | str
+@dataclass(frozen=True)
+class LimitedGate:
+    """silu(gate) * up, with a silu of at most `limit` and ups within ± `limit` (StepFun, "Step 3.5 Flash", 2026)."""
+
+    limit: float
+
+
+# The function of gates and ups in an expert: one of GATES, a ClampedGate or a LimitedGate.
+ExpertGate = ClampedGate | LimitedGate | str
 
 
 def expert_gate_reference(gate_up: torch.Tensor, gate: ExpertGate) -> torch.Tensor:
     """gate_up: [T, 2 * size], gates first. Returns [T, size]."""
+    if isinstance(gate, LimitedGate):
+        return limited_gate_reference(gate_up, gate)
     return clamped_gate_reference(gate_up, gate) if isinstance(gate, ClampedGate) else gate_mul_reference(gate_up, gate)
+
+
+def limited_gate_reference(gate_up: torch.Tensor, gate: LimitedGate) -> torch.Tensor:
+    """gate_up: [T, 2 * size], gates first. Returns [T, size]."""
+    gates, ups = gate_up.chunk(2, dim=-1)
+    return functional.silu(gates).clamp_(max=gate.limit) * ups.clamp(-gate.limit, gate.limit)
 
 
 def clamped_gate_reference(gate_up: torch.Tensor, clamp: ClampedGate) -> torch.Tensor:

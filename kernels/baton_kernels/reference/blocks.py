@@ -6,8 +6,9 @@ heads and dim. A buffer holds the layers in order, in each layer its planes in o
 [tokens, heads, dim]. A range of heads refers to the plane with the most heads. A plane with fewer contributes those
 heads of the range that it has.
 
-The checksum of a buffer's words w (32 bits each, at index i) is the sum of w * (2 * i + 1) modulo 2^32: every bit flip,
-and every exchange of two different words, changes it, and programs can add their parts in any order.
+The checksum of a buffer's words w (32 bits each, at index i) is the sum of w * (2 * i + 1) modulo 2^32. Every flip of
+one bit changes it. The exchange of two words changes it unless their difference, times the distance of their indices,
+is a multiple of 2^31. Programs can add their parts in any order.
 """
 
 from collections.abc import Iterator, Sequence

@@ -39,15 +39,15 @@ def latent_rope_and_cache_reference(
     cos, sin = (table[positions].unsqueeze(1) for table in rotary)
     heads = q.unflatten(1, (num_heads, -1))
     key_dim = heads.shape[2] - rope_dim
-    rotated = torch.cat([heads[..., :key_dim], _rotate(heads[..., key_dim:], cos, sin, interleaved)], dim=-1)
+    rotated = torch.cat([heads[..., :key_dim], rotate(heads[..., key_dim:], cos, sin, interleaved)], dim=-1)
     normed = add_rms_norm_reference(kv[:, :rank], None, norm, eps)
-    latent = torch.cat([normed, _rotate(kv[:, None, rank:], cos, sin, interleaved)[:, 0]], dim=-1)
+    latent = torch.cat([normed, rotate(kv[:, None, rank:], cos, sin, interleaved)[:, 0]], dim=-1)
     kept = slots >= 0
     latents.flatten(0, 2).index_copy_(0, slots[kept], latent[kept])
     return rotated if out is None else out.copy_(rotated)
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """x: [T, heads, rope_dim]. cos, sin: [T, 1, rope_dim / 2] float32."""
     first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)

@@ -14,7 +14,8 @@ class RowFormat(NamedTuple):
     """How rows are rounded to 8 bits.
 
     dtype: float8_e4m3fn or int8. group: how many columns of a row share a scale, 0 = all. symmetric: zero is 0. most:
-    the largest magnitude that a scale is chosen for, 0 = no limit. power_of_two: scales are powers of two.
+    the largest magnitude that a scale is chosen for, 0 = no limit. power_of_two: scales are powers of two. steps: a
+    symmetric int8 scale is the largest magnitude divided by this number; codes are rounded and at most 127.
     """
 
     dtype: torch.dtype
@@ -22,6 +23,7 @@ class RowFormat(NamedTuple):
     symmetric: bool = True
     most: float = 0.0
     power_of_two: bool = False
+    steps: float = 127.5
 
 
 class QuantizedRows(NamedTuple):
@@ -58,7 +60,7 @@ def quantize_rows_reference(
         if form.most:
             largest = largest.clamp(max=form.most)
         # A GPU divides by a Python number by multiplying with its reciprocal, which is not correctly rounded.
-        scales = largest / torch.full_like(largest, 127.5 if integers else E4M3_MOST)
+        scales = largest / torch.full_like(largest, form.steps if integers else E4M3_MOST)
         scales = scales.where(scales != 0, ZERO_SCALE) + broken
         if form.power_of_two:
             scales = torch.exp2(torch.ceil(torch.log2(scales)))

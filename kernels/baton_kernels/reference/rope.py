@@ -2,7 +2,7 @@
 
 Rotary embeddings after Su et al., "RoFormer" (2021); dimension i of a head pairs with i + head_dim / 2. Optionally each
 query and key head is RMS-normed first (Qwen3). Models with other position encodings skip the rotation (BLOOM). A cache
-in FP8 gets codes (kv_codes.py).
+in FP8 gets codes (kv_codes.py). Values may have another size than keys (MiMo-V2-Flash).
 """
 
 import torch
@@ -26,16 +26,16 @@ def rope_and_cache_reference(
 ) -> torch.Tensor:
     """Rotate queries and keys, and write keys and values to their slots of the cache.
 
-    qkv: [T, (heads + 2 * kv_heads) * head_dim]. rotary: cosines and sines, [positions, head_dim / 2] float32 each;
-    None = no rotation. positions: [T] int. slots: [T] int64, the cache slot of each token's KV, as
+    qkv: [T, (heads + kv_heads) * head_dim + kv_heads * value_dim]. rotary: cosines and sines, [positions, head_dim / 2]
+    float32 each; None = no rotation. positions: [T] int. slots: [T] int64, the cache slot of each token's KV, as
     block * block_size + offset; nothing is written for a negative slot. keys, values: [blocks, block_size, kv_heads,
-    head_dim], written in place. norms: weights [head_dim] for queries and keys. inverses: of the scales of keys, then
-    of values, [2, kv_heads] float32, if the cache holds codes. Returns the queries [T, heads, head_dim], in out when
-    given. With 0 kv_heads, it only rotates queries.
+    head_dim or value_dim], written in place. norms: weights [head_dim] for queries and keys. inverses: of the scales of
+    keys, then of values, [2, kv_heads] float32, if the cache holds codes. Returns the queries [T, heads, head_dim], in
+    out when given. With 0 kv_heads, it only rotates queries.
     """
     kv_heads, dim = keys.shape[2:]
-    heads = qkv.view(qkv.shape[0], -1, dim)
-    qk, v = torch.split(heads, [num_heads + kv_heads, kv_heads], dim=1)
+    qk, v = torch.split(qkv, [(num_heads + kv_heads) * dim, kv_heads * values.shape[3]], dim=1)
+    qk, v = qk.unflatten(1, (-1, dim)), v.unflatten(1, (kv_heads, values.shape[3]))
     if norms is not None:
         qk = torch.cat(
             [

@@ -22,8 +22,9 @@ class Routing:
     the larger of its logit and their own absolute value (Liu et al., "GRIN: GRadient-INformed MoE", 2024). groups:
     consecutive experts form this many groups of the same size. A token gets experts only from used_groups groups: those
     in which the group_best highest scores have the largest sum (DeepSeek-AI, "DeepSeek-V2", 2024, and "DeepSeek-V3
-    Technical Report", 2024). own: the experts whose results this process computes. They are numbered from 0; every
-    other chosen expert becomes NOT_OWN. None = all experts.
+    Technical Report", 2024). corrects_logits: the correction is added to logits instead of scores. softcap: if
+    above 0, logits become softcap * tanh(logit / softcap) first. own: the experts whose results this process computes.
+    They are numbered from 0; every other chosen expert becomes NOT_OWN. None = all experts.
     """
 
     count: int
@@ -34,6 +35,8 @@ class Routing:
     groups: int = 1
     used_groups: int = 1
     group_best: int = 1
+    corrects_logits: bool = False
+    softcap: float = 0.0
     own: range | None = None
 
 
@@ -42,15 +45,19 @@ def choose_reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose experts by their logits, [T, experts] in float32 or float64.
 
-    correction: [experts] float32, added to the scores for the choice but not for the weights (Wang et al.,
+    correction: [experts] float32, added to the scores or logits for the choice but not for the weights (Wang et al.,
     "Auxiliary-Loss-Free Load Balancing", 2024); None = 0. scales: [experts] float32, by which the weights of each
     expert are multiplied; None = 1. Returns the weights, [T, count] in the logits' dtype, and the
     experts, [T, count] int32, in the order in which they are chosen.
     """
+    if routing.softcap:
+        logits = (logits / routing.softcap).tanh() * routing.softcap
     scores = logits.sigmoid() if routing.sigmoid else logits.softmax(dim=-1)
     # Sigmoids of large logits are equal in float32, so the logits are compared where no correction is added.
-    plain = routing.near or (routing.sigmoid and routing.used_groups == routing.groups)
-    merit = scores + correction if correction is not None else logits if plain else scores
+    plain = routing.near or (routing.sigmoid and routing.used_groups == routing.groups and correction is None)
+    merit = logits if plain or routing.corrects_logits else scores
+    if correction is not None:
+        merit = merit + correction
     if routing.used_groups < routing.groups:
         grouped = merit.unflatten(-1, (routing.groups, -1))
         best = grouped.topk(routing.group_best, dim=-1).values.sum(dim=-1)

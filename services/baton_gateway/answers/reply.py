@@ -152,12 +152,11 @@ class Reply(Response):
             pieces.clear()  # which frees their log probabilities
             async for group, last in _grouped([data] if data else parts):
                 more = bool(self._open) or not last
-                self._generation.write_timeout = limit
-                if not self._started:
-                    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-                    self._started = True
-                await send_body({"type": "http.response.body", "body": one_line_each(group), "more_body": more})
-                self._generation.write_timeout = None
+                with self._generation.writing(limit):
+                    if not self._started:
+                        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+                        self._started = True
+                    await send_body({"type": "http.response.body", "body": one_line_each(group), "more_body": more})
                 self._inside_event = not last
 
     async def _send_error(self, send: Send, error: ApiError) -> None:
@@ -234,8 +233,10 @@ class Reply(Response):
     def _note_prompt(self, prompt: pb.PromptInfo) -> None:
         record = self._record
         record.prefills["prefill" if prompt.disaggregated else "decode"] += 1
-        if record.first_token is None:
-            record.prefill_queued_s, record.prefill_s = prompt.queued_seconds, prompt.prefill_seconds
+        times = prompt.queued_seconds, prompt.prefill_seconds
+        # One time that is not finite would make the sums of the metrics NaN for ever.
+        if record.first_token is None and all(0 <= seconds < float("inf") for seconds in times):
+            record.prefill_queued_s, record.prefill_s = times
 
     def _note_tokens(self) -> None:
         now, record = time.monotonic(), self._record

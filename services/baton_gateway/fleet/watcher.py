@@ -20,9 +20,10 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 0.5
-# The bounds of what a pod may report: seconds of prefill per token, and queued work in tokens.
+# The bounds of what a pod may report: seconds of prefill per token, queued work in tokens, and seconds of hand-overs.
 _LEAST_TOKEN_S, _MOST_TOKEN_S = 1e-9, 1e3
 _MOST_WORK = 1 << 53
+_MOST_EXPOSED_S = 1e9
 
 CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
@@ -145,7 +146,8 @@ class Watcher:
             pod.prefill_tokens.report(round(work) if 0 < work < _MOST_WORK else load.queued_prefill_tokens)
             pod.blocks_held = load.blocks_held
             self._apply_times(load)
-            pod.note_handovers(load.handed_over_tokens, load.exposed_handover_s)
+            if 0 <= load.exposed_handover_s < _MOST_EXPOSED_S:
+                pod.note_handovers(load.handed_over_tokens, load.exposed_handover_s)
         if report.HasField("cache"):
             self._apply_cache(report.cache)
         if report.HasField("info") or pod.live != was:
@@ -155,9 +157,9 @@ class Watcher:
         pod, times = self._pod, load.prefill_times
         if _LEAST_TOKEN_S < times.token_s < _MOST_TOKEN_S and 0 <= times.pair_s <= times.token_s:
             pod.prefill_rate, pod.context_cost = 1 / times.token_s, times.pair_s / times.token_s
-        elif load.prefill_rate:
+        elif rate := _sound_rate(load.prefill_rate):
             # A pod of an older version reports one rate for prompts with and without context.
-            pod.prefill_rate, pod.context_cost = load.prefill_rate, 0.0
+            pod.prefill_rate, pod.context_cost = rate, 0.0
 
     def _apply_cache(self, changes: pb.CacheChanges) -> None:
         slot = self._pod.slot
@@ -189,7 +191,7 @@ class Watcher:
         pod.block_size = info.block_size
         pod.num_blocks = info.num_blocks
         pod.table_windows = tuple(info.table_windows) or (0,)
-        pod.prefill_rate = info.prefill_rate
+        pod.prefill_rate = _sound_rate(info.prefill_rate)
         pod.token_bytes = info.token_bytes
         pod.step_tokens = info.step_tokens
         pod.cache_scopes = info.cache_scopes
@@ -198,3 +200,8 @@ class Watcher:
             "pod found",
             extra={"pod": pod.address, "role": pb.Role.Name(info.role), "revision": info.revision, "epoch": info.epoch},
         )
+
+
+def _sound_rate(rate: float) -> float:
+    """Return a reported prefill rate, or 0 for one that no pod can have. NaN would disturb routing for all."""
+    return rate if 1 / _MOST_TOKEN_S < rate < 1 / _LEAST_TOKEN_S else 0.0

@@ -1,9 +1,10 @@
 """Runs the prompts of one HTTP request on the pods."""
 
 import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from baton_proto import serving_pb2 as pb
 
@@ -52,7 +53,7 @@ class Generation:
         self._admission = fleet.admission
         self._memory = memory
         self.unread = Unread(memory, self._n * len(submits))
-        self.write_timeout: asyncio.Timeout | None = None  # of the write to the client for which the reader waits now
+        self._write: asyncio.Timeout | None = None  # the limit of what the reader is writing to its client
         self.failure: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
         self._up_to_date = 0.0  # when the reader last had all tokens, on the event loop's clock
@@ -135,6 +136,15 @@ class Generation:
             raise self.failure
         return []
 
+    @contextlib.contextmanager
+    def writing(self, limit: asyncio.Timeout) -> Iterator[None]:
+        """Write to the client within. If the client is too slow, the limit ends the write, and `failure` says why."""
+        self._write = limit
+        try:
+            yield
+        finally:
+            self._write = None
+
     def stop(self, choice: int) -> None:
         """End a choice early; its pod generates no more tokens for it."""
         self._prompts[choice // self._n].stop(choice % self._n)
@@ -181,9 +191,9 @@ class Generation:
         too_many = self.unread.tokens > self.settings.max_unread_tokens
         full = self._memory.hold(size_of(delta))
         too_slow = full and asyncio.get_running_loop().time() - self._up_to_date > _SLOW_S
-        if (too_many or too_slow) and self.write_timeout is not None:
-            if not self.write_timeout.expired():
-                self.write_timeout.reschedule(0)  # at once
+        if (too_many or too_slow) and self._write is not None:
+            if not self._write.expired():
+                self._write.reschedule(0)  # at once
             raise ApiError(408, "The stream was read too slowly.", code="slow_reader")
         if too_many:
             raise overloaded("The server is busy: the stream could not be written fast enough. Try again later.")

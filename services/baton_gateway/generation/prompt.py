@@ -98,7 +98,7 @@ class Prompt:
         return self._fingerprint if self.begun else None
 
     def put(self, delta: pb.Delta) -> bool:
-        """Append new tokens to the journal. Return False and append nothing if earlier tokens are missing."""
+        """Append new tokens to the journal. Return False and append nothing if they do not continue it."""
         journal = self._journal[delta.choice]
         if delta.offset != len(journal):
             return False

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from tokenizers import AddedToken, Tokenizer
 
+from ..reading.text_finder import TextFinder
 from .template_text import TemplateText
 
 _OWN_RUN = re.compile(rb"\x01+")
@@ -34,7 +35,8 @@ class ControlTokens:
         added = tokenizer.get_added_tokens_decoder()
         self._ids = {token.content: id for id, token in added.items() if token.special or id in more}
         searched = [token for token in added.values() if _is_literal(token) or token.content in self._ids]
-        self._pattern = _pattern(searched)
+        # It finds tokens as the tokenizer does: the first in the text, and the longest at one place.
+        self._finder = TextFinder(token.content for token in searched)
         self._single_words = {token.content for token in searched if token.single_word}
         made_by_model = {token for token, id in self._ids.items() if _model_makes(tokenizer, token, id)}
         normalized = {token.content for token in added.values() if not _is_literal(token) and tokenizer.normalizer}
@@ -48,7 +50,7 @@ class ControlTokens:
     def spelled(self, text: TemplateText) -> str | None:
         """Return a control token that the request's part of a prompt spells; None if it spells none."""
         plain = text.plain
-        for match in self._pattern.finditer(plain):
+        for match in self._finder.find_all(plain):
             if self._is_control(match) and not text.has_own(*match.span()):
                 return match[0]
         return self._spelled_otherwise(text) if self._other_spellings else None
@@ -85,7 +87,7 @@ class ControlTokens:
         plain, at = text.plain, 0
         pieces: list[str] = []
         for run in _OWN_RUN.finditer(text.own):
-            for match in self._pattern.finditer(plain, *run.span()):
+            for match in self._finder.find_all(plain, *run.span()):
                 if self._is_control(match):
                     pieces += (plain[at : match.start()], self._secret_names[match[0]])
                     at = match.end()
@@ -95,14 +97,6 @@ class ControlTokens:
 def _is_literal(token: AddedToken) -> bool:
     """Return whether the tokenizer looks for a token before it normalizes the text."""
     return not token.normalized
-
-
-def _pattern(tokens: list[AddedToken]) -> re.Pattern[str]:
-    """Return a pattern that finds tokens as the tokenizer does: the first in the text, and the longest at one place."""
-    longest_first = sorted(tokens, key=lambda token: len(token.content), reverse=True)
-    if not longest_first:
-        return re.compile(r"(?!)")
-    return re.compile("|".join(re.escape(token.content) for token in longest_first))
 
 
 def _model_makes(tokenizer: Tokenizer, token: str, id: int) -> bool:

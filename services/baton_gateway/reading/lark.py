@@ -1,8 +1,9 @@
 """Writes texts that contain control tokens in llguidance's grammar language, a dialect of Lark."""
 
 import json
-import re
 from collections.abc import Mapping
+
+from .text_finder import TextFinder
 
 
 class LarkSpelling:
@@ -19,8 +20,7 @@ class LarkSpelling:
             for token, (id, special) in tokens.items()
             if token and (special or (token.startswith("<") and token.endswith(">")))
         }
-        longest_first = sorted(self._ids, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._finder = TextFinder(self._ids)
 
     def token(self, text: str) -> int | None:
         """Return the id of the control token with this text; None if there is none."""
@@ -28,14 +28,14 @@ class LarkSpelling:
 
     def cut(self, text: str) -> tuple[str, str]:
         """Cut a text before the first control token in it. The second part is empty if there is none."""
-        found = self._pattern.search(text)
+        found = next(self._finder.find_all(text), None)
         at = len(text) if found is None else found.start()
         return text[:at], text[at:]
 
     def spell(self, text: str) -> str:
         """Return symbols that match exactly this text, for the body of a rule."""
         symbols, at = [], 0
-        for match in self._pattern.finditer(text):
+        for match in self._finder.find_all(text):
             symbols += [*_literal(text[at : match.start()]), f"<[{self._ids[match[0]]}]>"]
             at = match.end()
         return " ".join([*symbols, *_literal(text[at:])]) or '""'

@@ -40,13 +40,12 @@ class AnswerTags(ThinkTags):
         return self._in_answer and self._go(self._in_tags)
 
     def _in_tags(self) -> bool:
-        at = self._rest.find(self.answer_end)
-        text = self._rest[: at if at >= 0 else len(self._rest) - self._held(self._rest, self.answer_end)]
-        if at >= 0 or not self._ended:
-            text = text.rstrip(self.space)
-        self._add_content(self._take(len(text)))
+        at = self._rest.find(self.answer_end, self._spaces)
         if at < 0:
+            self._add_content(self._take(len(self._rest)) if self._ended else self._take_shown(self.answer_end))
             return False
+        self._spaces = 0
+        self._add_content(self._take(len(self._rest[:at].rstrip(self.space))))
         self._drop_around()
         self._drop(len(self.answer_end))
         self._open = self._in_answer = False

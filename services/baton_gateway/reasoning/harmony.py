@@ -66,7 +66,8 @@ class HarmonyThoughts(ThoughtReader):
 
     @staticmethod
     def restored(message: dict[str, Any], thoughts: str) -> dict[str, Any]:
-        """Add the content of a message with calls to its thoughts: the template takes only one of them, as thoughts."""
+        """Return a message with its thoughts for the template. Of a message with calls, the template writes either the
+        content or the thoughts, so its content follows its thoughts."""
         content = message.get("content")
         if not message.get("tool_calls") or not content:
             return {**message, "thinking": thoughts}

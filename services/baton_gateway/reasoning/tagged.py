@@ -29,6 +29,7 @@ class TaggedThoughts(ThoughtReader):
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self._in_thoughts = self._in_answer = False
+        self._spaces = 0  # characters of `space` that begin the rest, held back as a marker may follow
         self._state = {"before": self._at_start, "inside": self._begun, "after": self._answer}[place]
 
     @classmethod
@@ -91,8 +92,10 @@ class TaggedThoughts(ThoughtReader):
 
     def _thoughts(self) -> bool:
         ends = (self.finish, *self.other_finishes, *self.calls)
-        at, end = min(((at, end) for end in ends if (at := self._rest.find(end)) >= 0), default=(-1, ""))
+        rest, known = self._rest, self._spaces
+        at, end = min(((at, end) for end in ends if (at := rest.find(end, known)) >= 0), default=(-1, ""))
         if at >= 0:
+            self._spaces = 0
             self._add_thought(self._take(len(self._rest[:at].rstrip(self.space))))
             self._drop_around()
             self._drop(0 if end in self.calls else len(end))
@@ -101,9 +104,17 @@ class TaggedThoughts(ThoughtReader):
         if self._ended:
             self._add_thought(self._take(len(self._rest)))
             return False
-        shown = self._rest[: len(self._rest) - self._held(self._rest, *ends)].rstrip(self.space)
-        self._add_thought(self._take(len(shown)))
+        self._add_thought(self._take_shown(*ends))
         return False
+
+    def _take_shown(self, *ends: str) -> str:
+        """Take the text that is not held back. Each space is looked at once, however often a model repeats it."""
+        new = self._rest[self._spaces :]
+        new = new[: len(new) - self._held(new, *ends)]
+        shown = new.rstrip(self.space)
+        taken = self._take(self._spaces + len(shown)) if shown else ""
+        self._spaces = len(new) - len(shown) if shown else self._spaces + len(new)
+        return taken
 
     def _finished(self) -> bool:
         """The state after the marker that ends thoughts."""

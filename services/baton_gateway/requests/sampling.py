@@ -123,7 +123,8 @@ def _check_vocabulary(request: GenerationRequest, vocab_size: int) -> None:
 
 
 def bad_word_tokens(words: Sequence[str], tokenizer: ModelTokenizer) -> list[pb.TokenSequence]:
-    """Return the token sequences of words at the beginning of a text and, where those differ, after a space."""
+    """Return the token sequences of words as they are at the beginning of a text. The sequence after a space is
+    returned, too, if it has as many tokens and another first token."""
     sequences = []
     for word in words:
         bare = tokenizer.encode_now(word.lstrip() or word, add_special_tokens=False)

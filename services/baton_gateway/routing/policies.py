@@ -29,7 +29,8 @@ class Group:
 class PodChoice:
     """prefills: in the order in which they are to be tried; none = the decode pod prefills.
 
-    num_cached: tokens of the prompt that the first of these pods is known to have cached. price: in seconds.
+    num_cached: tokens of the prompt that the pod which prefills is known to have cached. price: the predicted TTFT plus
+    the delay of other requests, in seconds; 0 = not predicted.
     """
 
     decode: Pod

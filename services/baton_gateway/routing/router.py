@@ -33,7 +33,7 @@ class Route:
         self._num_tokens = demand.num_tokens
         self._trials: list[Breaker] = []
         self._charges: list[tuple[InFlight, int]] = []
-        self._queued = 0  # the prefilling pod's work when it got this prompt, including the prompt
+        self.queued = 0  # the prefilling pod's work when it got this prompt, including the prompt (Pod.prompt_work)
         self._charge(self.decode.requests, 1)
         self._admit(self.decode)
         self._start_prefill(choice.num_cached)
@@ -42,11 +42,6 @@ class Route:
     def prefilling(self) -> Pod:
         """The pod that should prefill: the first prefill pod that has not failed, else the decode pod."""
         return self._waiting[0] if self._waiting else self.decode
-
-    @property
-    def queued(self) -> int:
-        """The prefilling pod's work when it got this prompt, including the prompt (Pod.prompt_work)."""
-        return self._queued
 
     def handover_failed(self, address: str) -> None:
         """Note that a prefill pod failed. The next one prefills; after the last, the decode pod itself."""
@@ -70,7 +65,7 @@ class Route:
         self._succeeded(self.decode.breaker)
         if disaggregated == bool(self._waiting):
             self._succeeded(self.prefilling.breaker)
-            self.prefilling.learn_rate(self._queued, self._clock() - self._sent_at)
+            self.prefilling.learn_rate(self.queued, self._clock() - self._sent_at)
         self._freed()
 
     def decode_failed(self) -> None:
@@ -100,7 +95,7 @@ class Route:
     def _start_prefill(self, cached: int) -> None:
         pod = self.prefilling
         work = pod.prompt_work(self._num_tokens - cached, cached)
-        self._queued = pod.prefill_tokens.load + work
+        self.queued = pod.prefill_tokens.load + work
         self._charge(pod.prefill_tokens, work)
         if pod is not self.decode:
             self._admit(pod)
@@ -121,7 +116,7 @@ class Route:
 
 
 class Router:
-    """All pods of a gateway, and the policy that chooses among them."""
+    """The pods of a pool, and the policy that chooses among them."""
 
     def __init__(
         self, decodes: Iterable[Pod], prefills: Iterable[Pod], policy: Policy, clock: Callable[[], float]

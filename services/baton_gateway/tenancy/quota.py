@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 _RETRY_S = 1.0
 _MOST_UNSETTLED = 100_000  # reservations that may wait for Redis to be settled; each takes about half a kilobyte
 
+# What a call to a lost Redis raises. The last three are for replies that no Redis sends, but a broken proxy may.
+_LOST = (RedisError, OSError, ValueError, TypeError, IndexError)
+
 RedisLost = Literal["local", "refuse"]
 
 
@@ -142,7 +145,7 @@ class Quota:
             self._retry_at = time.monotonic() + _RETRY_S
             try:
                 decision = await self._shared.reserve(tenant, limits, id, tokens, streams)
-            except (RedisError, OSError) as error:
+            except _LOST as error:
                 self._settle_later(id, _Unsettled(tenant, limits, tokens, cancel=True))
                 self._note(lost=True, why=str(error))
             except asyncio.CancelledError:
@@ -166,7 +169,7 @@ class Quota:
         unused = reservation.tokens - used
         try:
             await reservation.store.settle(reservation.tenant, reservation.limits, reservation.id, unused)
-        except (RedisError, OSError) as error:
+        except _LOST as error:
             self._settle_later(reservation.id, _Unsettled(reservation.tenant, reservation.limits, unused, cancel=False))
             self._note(lost=True, why=str(error))
 
@@ -195,7 +198,7 @@ class Quota:
             end = shared.cancel if unsettled.cancel else shared.settle
             try:
                 await end(unsettled.tenant, unsettled.limits, id, unsettled.unused)
-            except (RedisError, OSError) as error:
+            except _LOST as error:
                 self._note(lost=True, why=str(error))
                 return
             self._unsettled.pop(id, None)
@@ -208,7 +211,7 @@ class Quota:
         for (tenant, _), reservations in by_tenant.items():
             try:
                 await reservations[0].store.renew(tenant, [reservation.id for reservation in reservations])
-            except (RedisError, OSError) as error:
+            except _LOST as error:
                 self._note(lost=True, why=str(error))
 
     def _note(self, lost: bool, why: str = "") -> None:

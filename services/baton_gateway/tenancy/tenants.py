@@ -179,7 +179,7 @@ class Tenants:
     async def _follow(self) -> None:
         while True:
             if self._path is not None:
-                self._reload(self._path)
+                await self._reload(self._path)
             if self._redis_keys is None or await self._follow_redis(self._redis_keys):
                 self._current_at = time.monotonic()
             await asyncio.sleep(_POLL_S)
@@ -196,14 +196,15 @@ class Tenants:
         self.redis_up = True
         return True
 
-    def _reload(self, path: Path) -> None:
+    async def _reload(self, path: Path) -> None:
         """Read the file again if it has changed. Keep the current tenants if the new file cannot be used."""
         signature = _signature(path)
         if signature == self._signature:
             return
         self._signature = signature
         try:
-            self._file = read_tenants(path)
+            # In a thread, because a file of thousands of keys takes a third of a second.
+            self._file = await asyncio.to_thread(read_tenants, path)
         except TenantsError as error:
             log.error(
                 "the new tenants file is not used, the tenants stay as they were: %s",

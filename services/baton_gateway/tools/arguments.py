@@ -4,9 +4,13 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_MOST_REFERENCES = 16  # references that are followed one after the other
+from ..reading.json_text import read_json
+
+# The time of one argument grows with the product of these three, and is at most 10 ms.
+_MOST_REFERENCES = 8  # references that are followed one after the other
+_MOST_STEPS = 16  # a reference to a deeper place is not followed
+_MOST_ALTERNATIVES = 256  # an argument with more of them may have any type
 _MOST_REFERENCE_CHARS = 256  # a longer reference is not followed
-_MOST_ALTERNATIVES = 1024  # an argument with more of them may have any type
 _PYTHON = {"True": True, "False": False, "None": None}
 
 
@@ -60,7 +64,7 @@ class ArgumentTypes:
         """Return an argument as JSON. text: a string without quotes, or JSON."""
         types, stripped = self.of(name), text.strip()
         try:
-            value = _PYTHON[stripped] if stripped in _PYTHON else json.loads(stripped)
+            value = _PYTHON[stripped] if stripped in _PYTHON else read_json(stripped)
             if not types or _type_of(value) in types:
                 return stripped if stripped not in _PYTHON else json.dumps(value)
         except (ValueError, RecursionError):
@@ -102,7 +106,10 @@ def _followed(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str
         if not isinstance(reference, str) or not reference.startswith("#/") or len(reference) > _MOST_REFERENCE_CHARS:
             break
         target: Any = root
-        for step in reference[2:].split("/"):
+        steps = reference[2:].split("/")
+        if len(steps) > _MOST_STEPS:
+            break
+        for step in steps:
             target = target.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
         if not isinstance(target, Mapping):
             break

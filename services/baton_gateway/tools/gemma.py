@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..reading.json_depth import JsonDepth
+from ..reading.json_text import write_json
 from ..reading.text_reader import overlap
 from .arguments import ArgumentTypes, properties_of, required_of, with_definitions
 from .call_rules import CallRules, in_order, json_rule
@@ -17,8 +18,8 @@ from .marked import MarkedParser
 from .tool_parser import NAME, read_object
 
 QUOTE = '<|"|>'
-_HEAD = re.compile(rf"\s*call:\s*({NAME})\s*")
-_MAYBE_HEAD = re.compile(rf"\s*(?:c|ca|cal|call|call:\s*(?:{NAME})?\s*)?")
+_HEAD = re.compile(rf"\s{{0,32}}call:\s{{0,32}}({NAME})\s{{0,32}}")
+_MAYBE_HEAD = re.compile(rf"\s{{0,32}}(?:c|ca|cal|call|call:\s{{0,32}}(?:{NAME})?\s{{0,32}})?")
 _KEY = re.compile(r"([{,]\s*)([a-zA-Z_][a-zA-Z0-9_.\-]*)(?=\s*:)")
 
 
@@ -65,7 +66,7 @@ class GemmaParser(MarkedParser):
         if arguments is None:
             return self._break(end)
         self._source.append(self._take(end))
-        self._put(json.dumps(arguments, ensure_ascii=False))
+        self._put(write_json(arguments))
         return self._end_call(self._after_call)
 
     def _break(self, count: int) -> bool:

@@ -6,16 +6,19 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from ..reading.json_text import read_json, write_json
 from .arguments import properties_of, required_of, with_definitions
 from .call_rules import CallRules, in_order, json_rule
 from .tool_parser import LONGEST_HEAD, NAME, ToolParser
 
 _FUNCTION = re.compile(rf"\s*({NAME})\(")
 _MAYBE_FUNCTION = re.compile(rf"\s*(?:{NAME})?")
-_KEY = re.compile(r"\s*([a-zA-Z_][a-zA-Z0-9_]{0,127})\s*=")
-_MAYBE_KEY = re.compile(r"\s*(?:[a-zA-Z_][a-zA-Z0-9_]{0,127}\s*)?")
+_KEY = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]{0,127})\s{0,32}=")
+_MAYBE_KEY = re.compile(r"(?:[a-zA-Z_][a-zA-Z0-9_]{0,127}\s{0,32})?")
 _NEXT = re.compile(r"[\"'()\[\]{},]")
 _IN_STRING = {quote: re.compile(rf"{quote}|\\(?:.|\n|\Z)") for quote in "\"'"}
+_STRING = re.compile(r"\"(?:[^\"\\]|\\.)*+\"|'(?:[^'\\]|\\.)*+'", re.DOTALL)
+_MOST_PYTHON_CHARS = 16_384  # beside the characters of strings; to parse them takes up to 30 ms
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
@@ -149,11 +152,14 @@ class PythonicParser(ToolParser):
 def as_json(text: str) -> str | None:
     """Return a Python literal or a JSON text as JSON; None if it is neither."""
     try:
-        return json.dumps(json.loads(text), ensure_ascii=False)
+        return write_json(read_json(text))
     except (ValueError, RecursionError):
         pass
+    if len(_STRING.sub("s", text)) > _MOST_PYTHON_CHARS:
+        return None
     try:
-        return json.dumps(_literal(ast.parse(text.strip(), mode="eval").body), ensure_ascii=False)
+        # The JSON of a literal is read again, so that what read_json refuses or changes is the same as above.
+        return write_json(read_json(json.dumps(_literal(ast.parse(text.strip(), mode="eval").body))))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
 

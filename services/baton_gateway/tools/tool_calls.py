@@ -1,6 +1,5 @@
 """Tool calls in the form of the API, and the reader for answers that consist of nothing but calls."""
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +8,7 @@ from ..bounds import MAX_ARGUMENT_CONTAINERS, MAX_ARGUMENT_STRINGS, MAX_ARGUMENT
 from ..errors import bad_request
 from ..json_size import JsonSize, json_size
 from ..reading.json_depth import JsonDepth
+from ..reading.json_text import read_json
 from ..reading.parts import CallDelta, Part, arguments_go_on, call_begins
 
 SMALL_ARGUMENTS_CHARS = 32_768
@@ -102,7 +102,7 @@ def _parsed(call: Any) -> Any:
         _check_size(function["arguments"].encode("utf-8", "replace"))
     text = function["arguments"] or "{}"
     try:
-        arguments = json.loads(text)
+        arguments = read_json(text)
     except (ValueError, RecursionError):
         return call
     if isinstance(arguments, dict):

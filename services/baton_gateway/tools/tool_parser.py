@@ -4,13 +4,13 @@ Text is content until a call begins. Text that only looks like a call is content
 or names no function of the request. The result does not depend on how the text is split into pieces.
 """
 
-import json
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from ..reading.json_depth import JsonDepth
+from ..reading.json_text import read_json, write_json
 from ..reading.parts import CallDelta, arguments_go_on, call_begins
 from ..reading.text_reader import TextReader
 from .call_rules import CallRules
@@ -94,7 +94,7 @@ class ToolParser(TextReader):
         if not (isinstance(name, str) and name in self._functions and isinstance(arguments, dict)):
             return self._reject(end)
         self._begin_call(name, end)
-        self._put(json.dumps(arguments, ensure_ascii=False))
+        self._put(write_json(arguments))
         return self._end_call(self._after_call)
 
     def _reject(self, count: int) -> bool:
@@ -135,6 +135,7 @@ class ToolParser(TextReader):
             return False
         if end is None or read_object("".join(self._source[1:])) is None:
             return self._break_call()
+        self._depth, self._scanned = JsonDepth(1), 0
         return self._end_call(self._closing if self._needs_brace else self._after_call)
 
     def _begin_call(self, name: str, count: int, id: str | None = None) -> None:
@@ -175,7 +176,8 @@ class ToolParser(TextReader):
             self._drop_space()
             self._drop(1)
         elif text.startswith(","):
-            end = JsonDepth(1).advance(self._rest)
+            end = self._depth.advance(self._rest, self._scanned)
+            self._scanned = len(self._rest)
             if end is None and not self._ended:
                 return False
             self._drop(end or 0)
@@ -188,11 +190,7 @@ class ToolParser(TextReader):
 def read_object(text: str) -> dict[str, Any] | None:
     """Parse a text as a JSON object; return None if it is anything else."""
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = read_json(text)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")

@@ -1,10 +1,12 @@
 """The HTTP server for operators, on a port of its own: metrics, probes, and the state of the pods."""
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
+from prometheus_client import CollectorRegistry, Metric
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -32,7 +34,10 @@ def create_admin(services: Services) -> Starlette:
     """Build the application. It needs no key, because its port must not be open to clients."""
 
     async def metrics(request: Request) -> Response:
-        content, content_type = exposition(services.metrics.registry, request.headers.get("accept"))
+        # Collected here, where nothing changes meanwhile, and written in a thread: with a thousand tenants the two take
+        # a fifth of a second.
+        collected = _Collected(services.metrics.registry)
+        content, content_type = await asyncio.to_thread(exposition, collected, request.headers.get("accept"))
         return Response(content, headers={"content-type": content_type})
 
     async def live(_request: Request) -> Response:
@@ -46,6 +51,17 @@ def create_admin(services: Services) -> Starlette:
 
     routes = {"/metrics": metrics, "/live": live, "/ready": ready, "/pods": pods}
     return Starlette(routes=[Route(path, answer) for path, answer in routes.items()])
+
+
+class _Collected(CollectorRegistry):
+    """The metrics of a registry as they are now."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__()
+        self._metrics = list(registry.collect())
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._metrics)
 
 
 def _pods(services: Services) -> Iterator[dict[str, Any]]:

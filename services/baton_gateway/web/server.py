@@ -26,7 +26,7 @@ from .certificate import Certificate
 MAX_HEAD_BYTES = 64 * 1024
 # Most bytes that a request may send after its headers, as a multiple of max_body_bytes. The rest of a refused body is
 # read and dropped up to this limit, which also counts framing (chunks of one byte, trailers).
-MAX_BODIES = 16
+SENT_BYTES_FACTOR = 16
 # Most pipelined requests of a connection that wait for earlier answers. uvicorn parses all requests that have arrived,
 # which may be thousands in one read of the socket. Without a limit they block the event loop and use unbounded memory.
 MAX_PIPELINED = 64
@@ -75,7 +75,7 @@ class GatewayProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         assert isinstance(self.config, ServerConfig)
         self._services = self.config.services
-        self._max_body_bytes = MAX_BODIES * self._services.settings.max_body_bytes
+        self._max_sent_bytes = SENT_BYTES_FACTOR * self._services.settings.max_body_bytes
         self._head_bytes = 0
         self._body_bytes = 0
         self._begun = False
@@ -107,7 +107,7 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         if self._head_timer is not None and self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(ApiError(431, f"The headers are larger than {MAX_HEAD_BYTES} bytes."))
-        elif self._receiving and self._body_bytes > self._max_body_bytes:
+        elif self._receiving and self._body_bytes > self._max_sent_bytes:
             self.transport.close()
         elif self._idle and self.timeout_keep_alive_task is None:
             # uvicorn stops this timer whenever bytes arrive, even those of a request that has been answered.
@@ -207,7 +207,7 @@ class GatewayProtocol(HttpToolsProtocol):
             return False
         # A client that got no "100 Continue" may omit the body, so the next bytes could be the body or a request.
         length = declared_length(cycle.scope["headers"])
-        return cycle.waiting_for_100_continue or (length is not None and length > self._max_body_bytes)
+        return cycle.waiting_for_100_continue or (length is not None and length > self._max_sent_bytes)
 
     def _discard(self) -> None:
         """Read and drop the rest of a request that has been answered."""

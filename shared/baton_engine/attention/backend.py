@@ -63,6 +63,16 @@ class AttentionBackend(Protocol):
         that its AttentionSpec requires, always at the same address. T may exceed the number of the batch's tokens."""
 
 
+class SelectingBackend(AttentionBackend, Protocol):
+    """A backend for layers that attend only to selected tokens (IndexedLatentSpec)."""
+
+    def select(self, layer: int, queries: torch.Tensor, weights: torch.Tensor) -> None:
+        """Select the tokens that later calls of `attend` attend to, by their index keys in this layer's cache.
+
+        queries: of the indexer, [T, index heads, index_dim], rotated. weights: of its heads, [T, index heads] float32.
+        """
+
+
 @runtime_checkable
 class GraphBackend(AttentionBackend, Protocol):
     """A backend whose decode steps a CUDA graph can hold."""

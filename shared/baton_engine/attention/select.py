@@ -8,7 +8,7 @@ import torch
 
 from baton_engine.attention_spec import AttentionSpec
 from baton_engine.config import ConfigError
-from baton_engine.latent_spec import LatentSpec
+from baton_engine.latent_spec import IndexedLatentSpec, LatentSpec
 from baton_engine.model_config import ModelConfig
 
 from .backend import AttentionBackend
@@ -24,6 +24,7 @@ _BACKENDS: dict[type[AttentionSpec], dict[str, tuple[str, str]]] = {
         "torch_sdpa": ("torch_sdpa", "TorchSdpa"),
     },
     LatentSpec: {"triton": ("triton_latent", "TritonLatent"), "torch_sdpa": ("torch_latent", "TorchLatent")},
+    IndexedLatentSpec: {"triton": ("triton_indexed", "TritonIndexed"), "torch_sdpa": ("torch_indexed", "TorchIndexed")},
 }
 # The largest head_dim for which tiles of keys and values fit into shared memory, and that on GPUs with 227 KiB of it,
 # by their major capability. The kernel for Hopper has tiles for the former alone.
@@ -98,6 +99,8 @@ def _why_not_hopper(
         return f"heads of {unfit[0]} do not fit its tiles"
     if config.kv_layout(config.dtype).heads:
         return "it has no layers with heads of their own"
+    if config.value_dim != config.head_dim:
+        return "it has no values of another size than keys"
     return None
 
 
@@ -111,6 +114,7 @@ def _why_not_triton(config: ModelConfig, device: torch.device) -> str | None:
     capability = torch.cuda.get_device_capability(device)
     if capability < _LEAST_CAPABILITY:
         return f"it needs compute capability {_LEAST_CAPABILITY[0]}.0, this GPU has {capability[0]}.{capability[1]}"
-    if max(config.head_dims) > (_LARGEST_HEAD_OF_LARGE_GPUS if capability[0] in _LARGE_GPUS else _LARGEST_HEAD):
-        return f"heads of {max(config.head_dims)} do not fit its tiles"
+    widest = max(*config.head_dims, config.value_dim)
+    if widest > (_LARGEST_HEAD_OF_LARGE_GPUS if capability[0] in _LARGE_GPUS else _LARGEST_HEAD):
+        return f"heads of {widest} do not fit its tiles"
     return None

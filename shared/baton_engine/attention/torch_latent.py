@@ -24,14 +24,14 @@ class TorchLatent(TorchSdpa):
 
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, weights: torch.Tensor | None = None) -> None:
         assert weights is not None
-        up, [latents] = weights, self._cache.layer(layer)
+        up, latents = weights, self._cache.layer(layer)[0]
         spec, group = self._spec, self._cache.group_of(layer)
-        for call in self._calls:
+        for index, call in enumerate(self._calls):
             read = call.keys[spec.reach]
             # [keys, 1, latent_dim]. A latent that no query sees may hold anything, and 0 times NaN is NaN: it is 0
             # here.
             keys = latents.index_select(0, read.blocks[group]).flatten(0, 1).index_fill_(0, read.unseen, 0.0)
-            rows, mask = call.rows, call.masks[spec]
+            rows, mask = call.rows, self._mask_of(index)
             if call.queries > 1 and spec.expands(call.queries, call.length):
                 self._attend_expanded(q[rows], keys[: call.length, 0], up, mask, out[rows])
                 continue
@@ -42,6 +42,10 @@ class TorchLatent(TorchSdpa):
             else:
                 self._attend_chunk(absorbed, keys, keys, mask, spec, None, attended)
             values_of_reference(attended[..., : spec.rank], up, out[rows])
+
+    def _mask_of(self, call: int) -> torch.Tensor | None:
+        """Return which keys the queries of a call see, as _Call.masks has it."""
+        return self._calls[call].masks[self._spec]
 
     def _attend_expanded(
         self, q: torch.Tensor, latents: torch.Tensor, up: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor

@@ -51,6 +51,7 @@ class TorchSdpa:
     def __init__(self, cache: KvCache, num_heads: int, specs: tuple[AttentionSpec, ...], limits: StepLimits) -> None:
         self._cache = cache
         self._block_size, self._kv_heads = cache.planes[0].shape[2:4]
+        self._value_dims = cache.layout.value_dims
         self._specs = specs
         self._slopes = {spec: self._slopes_of(spec.alibi) for spec in set(specs) if spec.alibi is not None}
         self._reaches = {spec.reach for spec in specs}
@@ -127,16 +128,16 @@ class TorchSdpa:
         return (-slopes * distance).masked_fill_(~seen, float("-inf")).to(self._cache.dtype)
 
     def outputs(self, q: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(q)
+        return q.new_empty(*q.shape[:2], self._value_dims[q.shape[2]])
 
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, weights: torch.Tensor | None = None) -> None:
         keys, values = self._cache.layer(layer)
         spec, group = self._specs[layer], self._cache.group_of(layer)
-        sinks = None if weights is None else weights.view(self._kv_heads, -1, 1)
+        sinks = None if weights is None else weights.view(keys.shape[2], -1, 1)
         for call in self._calls:
             read = call.keys[spec.reach]
-            # [keys, kv_heads, head_dim]. A key that no query sees may hold anything, and 0 times NaN is NaN: it is 0
-            # here.
+            # [keys, kv_heads, elements of a head]. A key that no query sees may hold anything, and 0 times NaN is NaN:
+            # it is 0 here.
             k, v = (
                 each.index_fill_(0, read.unseen, 0.0)
                 for each in self._numbers(layer, (keys, values), read.blocks[group])
@@ -148,7 +149,7 @@ class TorchSdpa:
                 self._attend_chunk(q[rows], k, v, mask, spec, sinks, out[rows])
 
     def _numbers(self, layer: int, planes: tuple[torch.Tensor, ...], blocks: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return what some blocks of a layer's planes hold, [keys, kv_heads, head_dim] each."""
+        """Return what some blocks of a layer's planes hold, [keys, kv_heads, elements of a head] each."""
         scales = self._cache.scales
         if scales is None:
             return tuple(plane.index_select(0, blocks).flatten(0, 1) for plane in planes)
@@ -168,11 +169,11 @@ class TorchSdpa:
         sinks: torch.Tensor | None,
         out: torch.Tensor,
     ) -> None:
-        # [sequences, kv_heads, keys, head_dim] against the group of query heads as rows.
+        # [sequences, kv_heads, keys, elements of a head] against the group of query heads as rows.
         kv_heads, head_dim = k.shape[1:]
-        k, v = (x.view(sequences, -1, kv_heads, head_dim).transpose(1, 2) for x in (k, v))
+        k, v = (torch.unflatten(x, 0, (sequences, -1)).transpose(1, 2) for x in (k, v))
         grouped = q.reshape(sequences, kv_heads, -1, head_dim)
-        out.view(grouped.shape).copy_(_attention(grouped, k, v, mask, spec, sinks))
+        out.view(*grouped.shape[:3], -1).copy_(_attention(grouped, k, v, mask, spec, sinks))
 
     def _attend_chunk(
         self,
@@ -195,7 +196,7 @@ class TorchSdpa:
         v = v.transpose(0, 1).unsqueeze(1).expand(shape)
         # The shape of scores is [kv_heads, query heads of each, queries, keys].
         result = _attention(grouped, k, v, mask, spec, None if sinks is None else sinks.unsqueeze(-1))
-        out.view(-1, kv_heads, grouped.shape[1], head_dim).copy_(result.permute(2, 0, 1, 3))
+        torch.unflatten(out, 1, (kv_heads, -1)).copy_(result.permute(2, 0, 1, 3))
 
 
 def _attention(

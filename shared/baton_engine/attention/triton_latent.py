@@ -75,7 +75,7 @@ class TritonLatent:
 
     def prepare(self, batch: AttentionBatch) -> None:
         counts, decodes = batch.counts, batch.decodes
-        chunks = range(decodes, len(counts))
+        chunks = [index for index in range(decodes, len(counts)) if self._reads_all(batch.lengths[index])]
         grouped = [index for index in chunks if not self._expands(counts[index], batch.lengths[index])]
         calls = self._calls([index for index in chunks if index not in grouped], batch.lengths)
         parts: list[np.ndarray | list[int]] = [batch.tables.ravel(), batch.lengths, batch.starts]
@@ -106,6 +106,10 @@ class TritonLatent:
     def _absorb_decodes(self, rows: torch.Tensor, lengths: torch.Tensor) -> None:
         parts = plan_parts(lengths, rows, self._capacity, self._none)
         self._absorbed.append(_Absorbed(slice(0, len(rows)), 1, None, parts))
+
+    def _reads_all(self, length: int) -> bool:
+        """Whether the last query of a sequence of so many tokens attends to all of them."""
+        return True
 
     def _expands(self, tokens: int, length: int) -> bool:
         return not self._limits.deterministic and self._spec.expands(tokens, length)
@@ -145,7 +149,7 @@ class TritonLatent:
 
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, weights: torch.Tensor | None = None) -> None:
         assert weights is not None
-        up, [latents] = weights, self._cache.layer(layer)
+        up, latents = weights, self._cache.layer(layer)[0]
         tables, spec, fixed = self._tables[self._cache.group_of(layer)], self._spec, self._limits.deterministic
         for call in self._absorbed:
             absorbed = absorb_queries(q[call.queries], up, spec.rope_dim, fixed)

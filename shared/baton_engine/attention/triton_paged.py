@@ -38,10 +38,10 @@ class TritonPaged:
     def __init__(self, cache: KvCache, num_heads: int, specs: tuple[AttentionSpec, ...], limits: StepLimits) -> None:
         self._cache = cache
         self._deterministic = limits.deterministic
-        kv_heads, head_dim = cache.planes[0].shape[3:]
+        kv_heads, self._value_dims = cache.planes[0].shape[3], cache.layout.value_dims
         # With `deterministic`, single tokens take a whole tile too, so that a smaller tile wastes less.
-        head_dim = max([head_dim, *(dim for _, dim in cache.layout.heads)])
-        per_tile = queries_per_tile(head_dim, cache.dtype.itemsize, _shared_memory(cache.device))
+        widest = max(*self._value_dims, *self._value_dims.values())
+        per_tile = queries_per_tile(widest, cache.dtype.itemsize, _shared_memory(cache.device))
         self.queries_per_tile = 64 if limits.deterministic else per_tile
         variants = {spec: _variant(spec, cache.device) for spec in set(specs)}
         self._variants = [variants[spec] for spec in specs]
@@ -115,7 +115,7 @@ class TritonPaged:
             self._parts = plan_parts(lengths, rows, self._capacity, self._arrivals)
 
     def outputs(self, q: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(q)
+        return q.new_empty(*q.shape[:2], self._value_dims[q.shape[2]])
 
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, weights: torch.Tensor | None = None) -> None:
         keys, values = self._cache.layer(layer)

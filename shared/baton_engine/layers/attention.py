@@ -19,9 +19,9 @@ class Attention:
     """Grouped-query attention (Ainslie et al., 2023) of one layer.
 
     Each rank has some of the heads. qkv: returns their queries, then keys, then values,
-    [T, (heads + 2 * kv_heads) * head_dim]. output: adds up what the heads of all ranks contribute. rotary: cosines and
-    sines as rotary_tables returns them; None = queries and keys are not rotated. qk_norms: norms of each query and key
-    head. sinks: [heads of this rank] float32, as in AttentionSpec.
+    [T, (heads + kv_heads) * head_dim + kv_heads * value_dim]. output: adds up what the heads of all ranks contribute.
+    rotary: cosines and sines as rotary_tables returns them; None = queries and keys are not rotated. qk_norms: norms of
+    each query and key head. sinks: [heads of this rank] float32, as in AttentionSpec.
     """
 
     def __init__(

@@ -37,10 +37,17 @@ def _own_tokens(vocab_size: int, ranks: Ranks) -> slice:
 
 
 class Embedding:
-    """The vectors of token ids. scale: factor of the vectors, rounded to their dtype; None = off."""
+    """The vectors of token ids.
 
-    def __init__(self, source: Source, vocab_size: int, hidden_size: int, scale: float | None = None) -> None:
+    scale: factor of the vectors, rounded to their dtype; None = off. unread: how many rows the checkpoint has after
+    those of the vocabulary.
+    """
+
+    def __init__(
+        self, source: Source, vocab_size: int, hidden_size: int, scale: float | None = None, unread: int = 0
+    ) -> None:
         self.shape = vocab_size, hidden_size
+        self._stored_shape = vocab_size + unread, hidden_size
         self._own = _own_tokens(vocab_size, source.ranks)
         self._source = source
         # No other stage embeds tokens.
@@ -62,7 +69,7 @@ class Embedding:
         return Dense(self.weight if self._source.stage.is_first else self._take(), None, self._ops)
 
     def _take(self) -> torch.Tensor:
-        return self._source.take("weight", self.shape, (self._own,))
+        return self._source.take("weight", self._stored_shape, (self._own,))
 
     def _sum(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the sum over ranks, of which one has the vector of a token and the others have zeros."""
@@ -126,10 +133,25 @@ class Head:
         self.dtype = dtype
         self._finish: Callable[[torch.Tensor], torch.Tensor] | None = None
 
+    def begin_with(self, begin: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Let a family change hidden states before the product."""
+        product = self._product
+        self._product = lambda hidden, out=None: product(begin(hidden), out)
+
     def finish_with(self, finish: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Let a family change each logit, in place and in float32: after a softcap many logits are so close that 16
         bits could not distinguish them."""
         self._finish, self.dtype = finish, torch.float32
+
+    def exclude(self, excluded: torch.Tensor) -> None:
+        """Give some tokens the least logit there is, so that none of them is drawn. excluded: [vocab] bool."""
+
+        def finish(logits: torch.Tensor) -> torch.Tensor:
+            first = 0 if logits.shape[1] == self._vocab_size else self.first_token
+            own = excluded[first : first + logits.shape[1]]
+            return logits.masked_fill_(own, torch.finfo(logits.dtype).min)
+
+        self.finish_with(finish)
 
     def own(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [R, hidden]. Returns the logits of this rank's tokens, [R, their number]."""
@@ -168,3 +190,13 @@ def head(source: Source, embedding: Embedding, tied: bool, name: str = "lm_head"
     shard = _Tokens(source.ranks)
     linear = Linear(source, [name], [vocab_size], hidden_size, bias=bias, shard=shard, sensitive=True)
     return Head(linear, vocab_size, source.ranks, source.dtype)
+
+
+def unit_head(source: Source, embedding: Embedding, name: str = "lm_head") -> Head:
+    """As `head` does for one that is not tied, but the weights of each token are scaled to length 1."""
+    vocab_size, hidden_size = embedding.shape
+    if not source.stage.is_last:
+        return Head(_no_logits, vocab_size, source.ranks, source.dtype)
+    own = _own_tokens(vocab_size, source.ranks)
+    weight = functional.normalize(source.weight(name, vocab_size, hidden_size, own).float()).to(source.dtype)
+    return Head(Dense(weight, None, source.ops), vocab_size, source.ranks, source.dtype)

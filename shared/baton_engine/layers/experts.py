@@ -24,7 +24,7 @@ class Router:
     """Chooses the experts of each token, as baton_kernels.reference.routing.route_reference does.
 
     correction: [experts] float32, added to the scores for the choice; None = 0. scales: [experts] float32, factors of
-    the weights; None = 1. transposed: the checkpoint stores the weight as [inputs, experts].
+    the weights; None = 1. transposed: the checkpoint stores the weight as [inputs, experts]. factor: of the logits.
     """
 
     inputs: Inputs = NormedNumbers(_MOST_NORMED)
@@ -40,9 +40,14 @@ class Router:
         correction: torch.Tensor | None = None,
         scales: torch.Tensor | None = None,
         transposed: bool = False,
+        factor: float = 1.0,
     ) -> None:
         shape = (hidden, experts) if transposed else (experts, hidden)
-        stored = source.take("weight", shape)
+        if factor == 1.0:
+            stored = source.take("weight", shape)
+        else:
+            # The product is rounded once.
+            stored = (source.take("weight", shape, dtype=torch.float32) * factor).to(source.dtype)
         self._weight = stored.T.contiguous() if transposed else stored
         self._bias = source.take("bias", (experts,)) if bias else None
         self._correction, self._scales = correction, scales

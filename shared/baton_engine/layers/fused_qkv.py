@@ -4,7 +4,7 @@ import torch
 
 
 def order_by_kv_head(heads: int, kv_heads: int, head_dim: int) -> list[int]:
-    """Return for each output of a Linear the index of that output in such a matrix.
+    """Return for each output of a Linear the index of that output in such a matrix. heads: of queries; 0 = it has none.
 
     The checkpoint stores the KV heads one after another: the queries of the head's group, its key and its value. The
     Linear returns all queries, then all keys, then all values.

@@ -3,11 +3,12 @@
 import torch
 
 from baton_engine.context import Context
-from baton_engine.inputs import InputRows
+from baton_engine.inputs import NUMBERS, InputRows
 from baton_engine.latent_spec import LatentSpec
 from baton_engine.shard import REPLICATED, Heads, Rows, head_part
 from baton_engine.source import Source
 
+from .indexer import Indexer
 from .linear import Linear
 from .norm import RmsNorm
 
@@ -20,10 +21,13 @@ class Queries:
 
     One product computes the first step of both.
 
-    low_rank: elements of a vector that queries are made of; None = queries are made of the hidden state.
+    low_rank: elements of a vector that queries are made of; None = queries are made of the hidden state. plain: the
+    norm of that vector is a plain tensor, because other products take it, too.
     """
 
-    def __init__(self, source: Source, spec: LatentSpec, hidden: int, heads: int, low_rank: int | None) -> None:
+    def __init__(
+        self, source: Source, spec: LatentSpec, hidden: int, heads: int, low_rank: int | None, plain: bool
+    ) -> None:
         queries = heads * spec.query_dim
         first = "q_proj" if low_rank is None else "q_a_proj"
         by_heads = Heads(source.ranks, spec.query_dim, divided=1)
@@ -35,13 +39,17 @@ class Queries:
         self.inputs = self._down.inputs
         if low_rank is not None:
             up = self._up = Linear(source, ["q_b_proj"], [queries], low_rank, shard=by_heads)
-            self._norm = RmsNorm(source.at("q_a_layernorm"), low_rank, _EPS).before(up)
+            self._norm = RmsNorm(source.at("q_a_layernorm"), low_rank, _EPS).before(None if plain else up)
 
-    def __call__(self, x: InputRows) -> tuple[torch.Tensor, torch.Tensor]:
-        """x: [T, hidden]. Returns queries [T, heads * query_dim] and latents [T, latent_dim], with contiguous rows."""
+    def __call__(self, x: InputRows) -> tuple[torch.Tensor, torch.Tensor, InputRows]:
+        """x: [T, hidden]. Returns queries [T, heads * query_dim] and latents [T, latent_dim], with contiguous rows, and
+        the vectors that the queries are made of."""
         both = self._down(x)
         q, kv = both[:, : self._size], both[:, self._size :]
-        return q if self._up is None else self._up(self._norm(q)), kv
+        if self._up is None:
+            return q, kv, x
+        made_of = self._norm(q)
+        return self._up(made_of), kv, made_of
 
 
 class LatentAttention:
@@ -50,7 +58,9 @@ class LatentAttention:
     low_rank: as in Queries. rotary: cosines and sines as rotary_tables returns them for rope_dim. interleaved: the
     projections return the two elements of each rotated pair side by side. scales: the factor of the queries at each
     position, [positions]; None = 1 everywhere. latent_scale: the factor of the latents after their norm. Both ways of
-    latent attention share one copy of the weights that turn latents into keys and values.
+    latent attention share one copy of the weights that turn latents into keys and values. indexer: selects the tokens
+    that this layer and later ones attend to; None = the layer attends to all tokens, or to those that an earlier layer
+    has selected.
     """
 
     def __init__(
@@ -66,12 +76,14 @@ class LatentAttention:
         interleaved: bool,
         scales: torch.Tensor | None = None,
         latent_scale: float = 1.0,
+        indexer: Indexer | None = None,
     ) -> None:
         own = head_part(heads, source.ranks)
         self._layer, self._heads, self._spec, self._ops = layer, own.stop - own.start, spec, source.ops
         self._rotary, self._interleaved, self._scales = rotary, interleaved, scales
-        self._queries = Queries(source, spec, hidden, heads, low_rank)
-        self.inputs = self._queries.inputs
+        self._indexer = indexer
+        self._queries = Queries(source, spec, hidden, heads, low_rank, plain=indexer is not None)
+        self.inputs = self._queries.inputs if indexer is None else NUMBERS
         self._norm = RmsNorm(source.at("kv_a_layernorm"), spec.rank, _EPS)
         if latent_scale != 1.0:
             self._norm.weight = self._norm.weight * latent_scale
@@ -83,10 +95,15 @@ class LatentAttention:
 
     def __call__(self, x: InputRows, ctx: Context) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]. Afterwards the latents of the tokens are in the cache."""
-        q, kv = self._queries(x)
+        q, kv, made_of = self._queries(x)
+        if self._indexer is not None:
+            assert isinstance(x, torch.Tensor)
+            assert isinstance(made_of, torch.Tensor)
+            self._indexer(x, made_of, ctx)
+        slots, latents = ctx.cache(self._layer)[:2]
         q = self._ops.latent_rope_and_cache(
             q, kv, self._norm.weight, self._norm.eps, self._rotary, self._interleaved, ctx.positions,
-            *ctx.cache(self._layer), self._heads, ctx.queries(len(kv), self._heads, self._spec.query_dim),
+            slots, latents, self._heads, ctx.queries(len(kv), self._heads, self._spec.query_dim),
         )  # fmt: skip
         if self._scales is not None:
             q.mul_(self._scales[ctx.positions].view(-1, 1, 1))

@@ -1,13 +1,14 @@
 """A linear layer: which part of it this rank computes, and how its weight is stored and multiplied."""
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 
 import numpy as np
 import torch
 
 from baton_engine.config import ConfigError
 from baton_engine.inputs import NUMBERS, InputRows, Inputs
+from baton_engine.quantization.side_by_side import SideBySide
 from baton_engine.shard import REPLICATED, Shard
 from baton_engine.source import Outputs, Source
 
@@ -29,7 +30,7 @@ class Linear:
         shard: Shard = REPLICATED,
         sensitive: bool = False,
     ) -> None:
-        """Read the projections as Method.load does, by the method that the source has for their names.
+        """Read the projections as Method.load does, by the methods that the source has for their names.
 
         order: for each output of the whole layer, the output of the checkpoint that it takes; None = the same order.
         parts: the sizes of the parts that the shard divides, if a projection of the checkpoint consists of several
@@ -37,15 +38,19 @@ class Linear:
         never quantized on load.
         """
         self._shard = shard
-        method = source.method(names, sensitive)
+        methods = dict(zip(names, source.methods(names, sensitive), strict=True))
         try:
             wanted, columns = shard.outputs(parts or outputs), shard.inputs(inputs)
         except ConfigError as error:
             raise ConfigError(f"{source.full_name(names[0])}: {error}") from None
         taken, own_order = _taken(names, outputs, wanted, parts or outputs, order)
         added = bias and shard.adds_bias
-        self._product = method.load(source, taken, inputs, columns, added, own_order, transposed)
-
+        runs = [(method, list(run)) for method, run in groupby(taken, key=lambda part: methods[part.name])]
+        if len(runs) == 1:
+            self._product = runs[0][0].load(source, taken, inputs, columns, added, own_order, transposed)
+        else:
+            apart = [method.load(source, run, inputs, columns, added, None, transposed) for method, run in runs]
+            self._product = SideBySide(apart, source, own_order)
         self.inputs = self._product.inputs
 
     def __call__(self, x: InputRows, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -3,7 +3,7 @@
 import torch
 
 from baton_engine.inputs import InputRows
-from baton_kernels.reference.activation import Activation
+from baton_kernels.reference.activation import Activation, LimitedGate, limited_gate_reference
 
 from .linear import Linear
 
@@ -21,6 +21,18 @@ class GatedMlp:
     def __call__(self, x: InputRows) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]."""
         return self._down(self._gate_up.gated(x, self._activation, self._down.inputs))
+
+
+class LimitedMlp:
+    """A GatedMlp with a LimitedGate. gate_up, down: as in GatedMlp."""
+
+    def __init__(self, gate_up: Linear, down: Linear, gate: LimitedGate) -> None:
+        self._gate_up, self._down, self._gate = gate_up, down, gate
+        self.inputs = gate_up.inputs
+
+    def __call__(self, x: InputRows) -> torch.Tensor:
+        """x: [T, hidden]. Returns [T, hidden]."""
+        return self._down(limited_gate_reference(self._gate_up(x), self._gate))
 
 
 class Mlp:

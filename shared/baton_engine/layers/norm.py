@@ -59,11 +59,23 @@ class WideRmsNorm(RmsNorm):
 
 
 class UnitNorm(RmsNorm):
-    """x / rms(x), for which a checkpoint has no weights."""
+    """x / rms(x), for which a checkpoint has no weights of a norm. weight: [size], of another origin; None = 1."""
 
-    def __init__(self, source: Source, size: int, eps: float) -> None:
-        self.weight = torch.ones(size, dtype=source.dtype, device=source.device)
+    def __init__(self, source: Source, size: int, eps: float, weight: torch.Tensor | None = None) -> None:
+        self.weight = torch.ones(size, dtype=source.dtype, device=source.device) if weight is None else weight
         self._ops, self.eps = source.ops, eps
+
+
+class ScaledInputNorm:
+    """w * x / rms(w * x), where w is the sum of the checkpoint's weights and offset (Meta, Muse Spark, 2026)."""
+
+    def __init__(self, source: Source, size: int, eps: float, offset: float) -> None:
+        self._weight = source.take("weight", (size,), dtype=torch.float32) + offset
+        self._norm = UnitNorm(source, size, eps)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [T, size]. Returns a new tensor."""
+        return self._norm((x * self._weight).to(x.dtype))
 
 
 class InputNorm:
@@ -114,6 +126,14 @@ class LayerNorm:
         """As RmsNorm.add does."""
         total = x if residual is None else residual.add_(x)
         return self(total), total
+
+
+class NoNorm:
+    """Takes the place of a norm after the last layer in models that have none."""
+
+    def add(self, x: torch.Tensor, residual: None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return x twice. The layers before it must leave no residual."""
+        return x, x
 
 
 class HeadLayerNorms:

@@ -49,12 +49,12 @@ class Rope(msgspec.Struct, frozen=True):
         """Return how many of a head's dimensions are rotated, the first ones."""
         return head_dim if self.type == "proportional" else int(head_dim * self.partial)
 
-    def order(self, num_heads: int, num_kv_heads: int, head_dim: int) -> list[int] | None:
+    def order(self, num_heads: int, num_kv_heads: int, head_dim: int, value_dim: int | None = None) -> list[int] | None:
         """Return the order of a QKV projection's outputs that `rotary_tables` needs; None = the checkpoint's order.
 
         The tables pair dimension i of a head with i + head_dim / 2, but a partial rotation pairs i with i + rotary_dim
         / 2, and an interleaved one 2 * i with 2 * i + 1. Queries and keys whose dimensions are permuted in the same way
-        have the same dot products.
+        have the same dot products. value_dim: elements of a value; None = head_dim.
         """
         rotated = self.rotary_dim(head_dim)
         if rotated == head_dim and not self.interleaved:
@@ -65,7 +65,7 @@ class Rope(msgspec.Struct, frozen=True):
             first, second = dims[0:rotated:2], dims[1:rotated:2]
         moved = first + dims[rotated:middle] + second + dims[middle:]
         permuted = [head * head_dim + dim for head in range(num_heads + num_kv_heads) for dim in moved]
-        return permuted + list(range(len(permuted), len(permuted) + num_kv_heads * head_dim))
+        return permuted + list(range(len(permuted), len(permuted) + num_kv_heads * (value_dim or head_dim)))
 
 
 def fraction_of(rotated: int, head_dim: int) -> float:
@@ -83,7 +83,8 @@ def read_rope(
     family always rotates whole heads. theta: the family's default. interleaved: as in Rope.
     """
     parameters = rope_fields(file)
-    given = parameters.pop("partial_rotary_factor", None) or file.fields.get("partial_rotary_factor")
+    given = parameters.pop("partial_rotary_factor", None)
+    given = file.fields.get("partial_rotary_factor") if given is None else given
     if partial is None and given not in (None, 1.0):
         raise ConfigError(f"partial_rotary_factor {given!r} in config.json is not served for {file.architecture}")
     if given is not None and not (isinstance(given, int | float) and 0 < given <= 1):
@@ -132,7 +133,7 @@ def parse_rope(given: dict[str, Any], theta: float, context: int, fields: dict[s
     kind = "default" if kind in ("mrope", "xdrope", "dynamic") else kind
     theta = float(given.get("rope_theta") or theta)
     if kind not in _TYPES:
-        raise ConfigError(f"rope type {kind!r} is unknown; served are {', '.join(_TYPES)}")
+        raise ConfigError(f"rope type {kind!r} is unknown; Baton serves {', '.join(_TYPES)}")
     if kind == "default":
         return Rope(kind, theta)
     original = (

@@ -7,11 +7,11 @@ import torch
 
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
-from baton_engine.layers.rope import Rope
 from baton_engine.source import Source
 from baton_kernels.reference.routing import Routing
 
 from .deepseek_experts import DeepseekExpertsLayer
+from .exaone4 import RotatesInWindows
 from .gated_layer import GatedLayer
 from .llama import Defaults, Llama, LlamaConfig, read_llama_config
 from .normed_around import NormedAround
@@ -23,16 +23,13 @@ _GIVEN = {"n_group": 1, "topk_group": 1, "num_expert_groups": 1, "num_limited_gr
           "score_func": "sigmoid"}  # fmt: skip
 
 
-class AfmoeConfig(SparseConfig, frozen=True, kw_only=True):
+class AfmoeConfig(RotatesInWindows, SparseConfig, frozen=True, kw_only=True):
     """multiplier: of embeddings."""
 
     multiplier: float
 
-    def layout(self) -> dict[str, Any]:
-        return {**super().layout(), "multiplier": self.multiplier}
-
-    def rope_of(self, layer: int) -> Rope | None:
-        return None if self.attention[layer].window is None else self.rope
+    def fingerprint_facts(self) -> dict[str, Any]:
+        return {**super().fingerprint_facts(), "multiplier": self.multiplier}
 
 
 class AfmoeLayer(NormedAround, GatedLayer, DeepseekExpertsLayer):

@@ -6,20 +6,17 @@ from baton_engine.layers.experts import load_joined_experts
 from baton_engine.source import Source
 from baton_kernels.reference.routing import Routing
 
-from .deepseek_experts import DeepseekExpertsLayer
+from .deepseek_experts import UncorrectedExpertsLayer
 from .llama import Defaults, Llama, LlamaConfig, read_llama_config
 from .sparse_config import SparseConfig
 
 
-class AriaLayer(DeepseekExpertsLayer):
+class AriaLayer(UncorrectedExpertsLayer):
     router = "router"
 
     def load_experts(self, config: SparseConfig, source: Source) -> ExpertsMethod:
         form = JoinedForm("fc1.weight", "fc2.weight")
         return load_joined_experts(source, config.num_experts, config.hidden_size, config.expert_size, form)
-
-    def correction(self, config: SparseConfig, source: Source) -> None:
-        return None
 
 
 class Aria(Llama):

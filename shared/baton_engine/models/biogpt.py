@@ -4,7 +4,6 @@ import torch
 
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
-from baton_engine.layers.embedding import Head, head
 from baton_engine.source import Source
 
 from .llama import Defaults, LlamaConfig, llama_fields, read_llama_config
@@ -14,7 +13,7 @@ from .unrotated import NO_ROPE, ScaledConfig, WithLearnedPositions
 
 class BioGpt(WithLearnedPositions):
     layer = OptLayer
-    final_norm, positions_name, offset = "layer_norm", "embed_positions", 2
+    final_norm, positions_name, offset, head_name = "layer_norm", "embed_positions", 2, "output_projection"
 
     def __init__(self, config: ScaledConfig, source: Source, max_positions: int) -> None:
         super().__init__(config, source, max_positions)
@@ -22,9 +21,6 @@ class BioGpt(WithLearnedPositions):
 
     def parts(self, source: Source) -> tuple[Source, Source]:
         return source.at("biogpt"), source
-
-    def make_head(self, config: LlamaConfig, source: Source) -> Head:
-        return head(source, self.embedding, config.tie_word_embeddings, "output_projection")
 
     def embed(self, ctx: Context) -> torch.Tensor:
         return self.embedding(ctx.ids).mul_(self.scale).add_(self.positions(ctx.positions))

@@ -1,7 +1,9 @@
 """BLOOM (Scao et al., 2022): positions by ALiBi, layer norms with biases, one matrix for queries, keys and values."""
 
 import math
+from typing import TypeVar
 
+import msgspec
 import torch
 
 from baton_engine.attention_spec import AttentionSpec
@@ -20,6 +22,8 @@ from baton_engine.source import Source
 from baton_kernels.reference.activation import ACTIVATIONS
 
 from .decoder import Decoder
+
+Kind = TypeVar("Kind", bound=ModelConfig)
 
 
 class BloomConfig(ModelConfig, frozen=True, kw_only=True):
@@ -40,6 +44,13 @@ def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
     power = 2 ** math.floor(math.log2(heads))
     between = sequence(2 * (heads - power), 2 * power)[::2]
     return tuple(sequence(power, power) + between)
+
+
+def with_alibi(config: Kind, most: float = 8.0) -> Kind:
+    """Return the config with ALiBi in all layers. most: as in alibi_slopes."""
+    slopes = alibi_slopes(config.num_heads, most)
+    specs = tuple(msgspec.structs.replace(spec, alibi=slopes) for spec in config.attention)
+    return msgspec.structs.replace(config, attention=specs)
 
 
 class BloomLayer:

@@ -7,7 +7,7 @@ import torch
 
 from baton_engine.config_file import ConfigFile
 from baton_engine.layers.norm import HeadLayerNorms
-from baton_engine.layers.rope import read_rope
+from baton_engine.layers.rope import Rope, read_rope
 from baton_engine.source import Source
 
 from .layer_norm_llama import LayerNormConfig, LayerNormLayer, LayerNormLlama, head_norms
@@ -50,9 +50,11 @@ def read_cohere_config(
     file: ConfigFile,
     windows: tuple[int | None, ...] | None = None,
     theta: float = THETA,
+    rope: Rope | None = None,
     **facts: Any,
 ) -> Kind:
-    """Return the config of a config.json with Cohere's fields. theta: the default. The rest as in read_llama_config."""
+    """Return the config of a config.json with Cohere's fields. theta: the default. rope: None = read from Cohere's
+    fields. The rest as in read_llama_config."""
     context, bias = file.count("max_position_embeddings", 8192), file.flag("attention_bias")
     return read_llama_config(
         kind,
@@ -60,7 +62,7 @@ def read_cohere_config(
         Defaults(8192, tie_word_embeddings=True),
         windows,
         eps=file.number("layer_norm_eps", 1e-5),
-        rope=read_rope(file, context, theta=theta, interleaved=True),
+        rope=rope or read_rope(file, context, theta=theta, interleaved=True),
         qkv_bias=bias,
         output_bias=bias,
         norm_bias=False,

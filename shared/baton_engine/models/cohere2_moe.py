@@ -12,11 +12,11 @@ from baton_engine.source import Source
 from baton_kernels.reference.routing import Routing
 
 from .cohere import Cohere, read_cohere_config
-from .deepseek_experts import DeepseekExpertsLayer
+from .deepseek_experts import UncorrectedExpertsLayer
 from .layer_norm_llama import LayerNormLayer, SparseLayerNormConfig
 from .llama import LlamaConfig
 from .sliding_windows import windows_in_turn
-from .sparse_config import SparseConfig, read_experts_per_token, read_layers_without_experts
+from .sparse_config import read_experts_per_token, read_layers_without_experts
 
 
 class Cohere2MoeConfig(SparseLayerNormConfig, frozen=True, kw_only=True):
@@ -36,20 +36,20 @@ class Cohere2MoeConfig(SparseLayerNormConfig, frozen=True, kw_only=True):
         rotated = self.attention[layer].window is not None or (self.dense_rotated and layer in self.dense_layers)
         return self.rope if rotated else None
 
-    def layout(self) -> dict[str, Any]:
-        return {**super().layout(), "rotating": [self.rope_of(layer) is not None for layer in range(self.num_layers)]}
+    def fingerprint_facts(self) -> dict[str, Any]:
+        return {
+            **super().fingerprint_facts(),
+            "rotating": [self.rope_of(layer) is not None for layer in range(self.num_layers)],
+        }
 
 
-class Cohere2MoeLayer(LayerNormLayer, DeepseekExpertsLayer):
+class Cohere2MoeLayer(LayerNormLayer, UncorrectedExpertsLayer):
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
         assert isinstance(config, Cohere2MoeConfig)
         mlp = super().make_mlp(config, source, layer)
         if not config.averaged or layer in config.dense_layers:
             return mlp
         return lambda x: mlp(x).div_(2)
-
-    def correction(self, config: SparseConfig, source: Source) -> torch.Tensor | None:
-        return None
 
 
 class Cohere2Moe(Cohere):

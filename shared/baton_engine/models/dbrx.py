@@ -16,7 +16,7 @@ from baton_kernels.reference.routing import Routing
 from .layer_norm_llama import LayerNormLayer, LayerNormLlama, SparseLayerNormConfig
 from .llama import Defaults, LlamaConfig, fused_qkv, llama_fields, read_llama_config
 
-_FORM = JoinedForm("w1", "w2", up="v1")
+_FORM = JoinedForm("w1", "w2", up="v1", flat=True)
 
 
 class DbrxConfig(SparseLayerNormConfig, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class DbrxLayer(LayerNormLayer):
 
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
         assert isinstance(config, DbrxConfig)
-        source, experts, hidden = source.at(self.blocks[1]), config.num_experts, config.hidden_size
+        source, experts, hidden = self.block(source, 1), config.num_experts, config.hidden_size
         router = Router(source.at("router.layer"), config.routing, experts, hidden)
         held = load_joined_experts(source.at("experts.mlp"), experts, hidden, config.expert_size, _FORM)
         return ExpertMlp(router, held, source.ranks)

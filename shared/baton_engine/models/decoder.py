@@ -15,13 +15,14 @@ class Decoder:
     """A model whose layers return hidden states [T, hidden]: x = layer(x, ctx).
 
     A stage of a pipeline has some of the layers. The hidden states that it receives take the place of the embedding,
-    and it passes on hidden states before the norm.
+    and it passes on hidden states before the norm. head_name: that of the head in a checkpoint.
     """
 
     embedding: Embedding
     layers: Sequence[Callable[..., Any]]
     norm: Any
     head: Head
+    head_name = "lm_head"
 
     def __init__(self, source: Source) -> None:
         self.dtype, self.stage = source.dtype, source.stage
@@ -32,7 +33,7 @@ class Decoder:
 
     def make_head(self, config: Any, source: Source) -> Head:
         """config: of the family."""
-        return head(source, self.embedding, config.tie_word_embeddings)
+        return head(source, self.embedding, config.tie_word_embeddings, self.head_name)
 
     def embed(self, ctx: Context) -> torch.Tensor:
         """Return the hidden states [T, hidden] before the first layer."""

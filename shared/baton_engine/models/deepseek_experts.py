@@ -46,3 +46,10 @@ class DeepseekExpertsLayer(LlamaLayer):
     def correction(self, config: SparseConfig, source: Source) -> torch.Tensor | None:
         """Return the correction of the router's scores, as in Router. source: of the layer's MLP."""
         return source.take("gate.e_score_correction_bias", (config.num_experts,), dtype=torch.float32)
+
+
+class UncorrectedExpertsLayer(DeepseekExpertsLayer):
+    """A layer with such experts, which the router chooses by its scores alone."""
+
+    def correction(self, config: SparseConfig, source: Source) -> None:
+        return None

@@ -1,20 +1,14 @@
 """The text part of DeepSeek-OCR 2 (DeepSeek-AI, 2026): Llama's attention, and the experts of DeepSeek-V2."""
 
 from baton_engine.config_file import ConfigFile
-from baton_engine.source import Source
 
-from .deepseek_experts import DeepseekExpertsLayer
+from .deepseek_experts import UncorrectedExpertsLayer
 from .llama import Defaults, Llama, LlamaConfig, read_llama_config
 from .sparse_config import SparseConfig, read_grouped_routing, read_layers_without_experts
 
 
-class DeepseekOcr2Layer(DeepseekExpertsLayer):
-    def correction(self, config: SparseConfig, source: Source) -> None:
-        return None
-
-
 class DeepseekOcr2(Llama):
-    layer = DeepseekOcr2Layer
+    layer = UncorrectedExpertsLayer
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:

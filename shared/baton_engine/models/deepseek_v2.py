@@ -10,6 +10,7 @@ from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.latent_spec import LatentSpec
+from baton_engine.layers.indexer import Indexer
 from baton_engine.layers.latent_attention import LatentAttention
 from baton_engine.layers.position_scale import stepped_scales
 from baton_engine.layers.rope import read_rope, yarn_scale
@@ -17,7 +18,7 @@ from baton_engine.source import Source
 
 from .deepseek_experts import DeepseekExpertsLayer
 from .llama import Llama, LlamaConfig
-from .sparse_config import SparseConfig, read_grouped_routing
+from .sparse_config import SparseConfig, read_grouped_routing, read_layers_between_experts
 
 
 class DeepseekConfig(SparseConfig, frozen=True, kw_only=True):
@@ -49,8 +50,8 @@ class DeepseekConfig(SparseConfig, frozen=True, kw_only=True):
         spec = self.latent
         return 2 * self.num_heads * (spec.latent_dim + spec.rank if decode else spec.query_dim + spec.value_dim)
 
-    def layout(self) -> dict[str, Any]:
-        return {**super().layout(), "latent": [self.latent.rank, self.latent.rope_dim]}
+    def fingerprint_facts(self) -> dict[str, Any]:
+        return {**super().fingerprint_facts(), "latent": [self.latent.rank, self.latent.rope_dim]}
 
     def kv_layout(self, dtype: str) -> KvLayout:
         return KvLayout(self.num_layers, (Plane("latent", 1, self.latent.latent_dim, dtype),))
@@ -68,7 +69,14 @@ class DeepseekLayer(DeepseekExpertsLayer):
         return LatentAttention(
             source, layer, config.latent, hidden=config.hidden_size, heads=config.num_heads, low_rank=config.low_rank,
             rotary=rotary, interleaved=config.interleaved, scales=scales, latent_scale=config.latent_scale,
+            indexer=self.make_indexer(config, source, layer, rotary),
         )  # fmt: skip
+
+    def make_indexer(
+        self, config: DeepseekConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor]
+    ) -> Indexer | None:
+        """Return the indexer of a layer, as in LatentAttention."""
+        return None
 
     def correction(self, config: SparseConfig, source: Source) -> torch.Tensor | None:
         assert isinstance(config, DeepseekConfig)
@@ -109,15 +117,14 @@ def read_deepseek_config(
     Routing.
     """
     file = ConfigFile({**defaults, **file.fields})
-    file.choice("hidden_act", "silu", ("silu",))
+    file.choice("hidden_act", "silu", ("silu", "swish"))
     file.require_absent("attention_bias", False)
     file.require_absent("mlp_bias", False)
     layers, heads = file.count("num_hidden_layers"), file.count("num_attention_heads")
     context = file.count("max_position_embeddings")
     experts, size = file.count("n_routed_experts"), file.count("moe_intermediate_size")
-    dense, every = file.integer("first_k_dense_replace", 0), file.count("moe_layer_freq", 1)
     if dense_layers is None:
-        dense_layers = frozenset(layer for layer in range(layers) if layer < dense or layer % every)
+        dense_layers = read_layers_between_experts(file, layers)
     spec = _read_spec(file)
     return DeepseekConfig(
         architecture=file.architecture,

@@ -25,6 +25,7 @@ class Ernie45Moe(Llama):
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
         # Experts and the head would have biases, too.
         file.require_absent("use_bias", False)
+        file.require_absent("moe_norm_min", 1e-12)
         context, layers = file.count("max_position_embeddings", CONTEXT), file.count("num_hidden_layers")
         experts, size = file.count("moe_num_experts", 64), file.count("moe_intermediate_size", 1536)
         first, interval = file.integer("moe_layer_start_index", 1), file.count("moe_layer_interval", 1)

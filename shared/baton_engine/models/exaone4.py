@@ -10,11 +10,14 @@ from .sliding_windows import windows_in_turn
 
 
 class RotatesInWindows:
-    """A part of the config. everywhere: layers without a window rotate, too, because config.json names no window."""
+    """A part of the config of a model whose layers rotate if they have a window.
+
+    everywhere: layers without a window rotate, too, because config.json names no window.
+    """
 
     attention: tuple[AttentionSpec, ...]
     rope: Rope
-    everywhere: bool
+    everywhere: bool = False
 
     def rope_of(self, layer: int) -> Rope | None:
         return self.rope if self.everywhere or self.attention[layer].window else None

@@ -1,4 +1,4 @@
-"""Falcon 7B, 40B and 180B (Almazrouei et al., 2023): attention and MLP in parallel, few KV heads."""
+"""Falcon (Almazrouei et al., 2023): attention and MLP in parallel, few KV heads; those of RefinedWeb with ALiBi."""
 
 import torch
 
@@ -17,6 +17,7 @@ from baton_engine.shard import Columns, Heads, Rows
 from baton_engine.source import Source
 from baton_kernels.reference.activation import ACTIVATIONS
 
+from .bloom import alibi_slopes
 from .decoder import Decoder
 from .rotary_config import RotaryConfig
 
@@ -30,7 +31,7 @@ class FalconConfig(RotaryConfig, frozen=True, kw_only=True):
 
 class FalconLayer:
     def __init__(
-        self, config: FalconConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor]
+        self, config: FalconConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> None:
         hidden, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_epsilon
         attention, mlp = source.at("self_attention"), source.at("mlp")
@@ -65,7 +66,9 @@ class Falcon(Decoder):
         super().__init__(source)
         inside = source.at("transformer")
         hidden = config.hidden_size
-        rotary = rotary_tables(config.rope, config.head_dim, max_positions, source.device)
+        rotary = None
+        if config.attention[0].alibi is None:
+            rotary = rotary_tables(config.rope, config.head_dim, max_positions, source.device)
         self.embedding = Embedding(inside.at("word_embeddings"), config.vocab_size, hidden)
         self.layers = [
             FalconLayer(config, inside.at(f"h.{layer}"), layer, rotary)
@@ -76,7 +79,6 @@ class Falcon(Decoder):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> FalconConfig:
-        file.require_absent("alibi", False)
         file.choice("activation", "gelu", ("gelu",))
         layers, heads = file.count("num_hidden_layers", 32), file.count("num_attention_heads", 71)
         hidden, context = file.count("hidden_size", 4544), file.count("max_position_embeddings", 2048)
@@ -84,6 +86,7 @@ class Falcon(Decoder):
         kv_heads = file.count("num_kv_heads", heads) if newer else 1 if file.flag("multi_query", True) else heads
         if hidden % heads:
             raise ConfigError(f"hidden_size {hidden} is not a multiple of the {heads} attention heads")
+        scale = (hidden // heads) ** -0.5
         return FalconConfig(
             architecture=file.architecture,
             vocab_size=file.count("vocab_size", 65024),
@@ -97,10 +100,16 @@ class Falcon(Decoder):
             tie_word_embeddings=file.flag("tie_word_embeddings", True),
             dtype=file.dtype,
             eos_token_ids=file.eos_token_ids,
-            attention=(AttentionSpec(scale=(hidden // heads) ** -0.5),) * layers,
+            attention=(AttentionSpec(scale=scale, alibi=_slopes(heads, scale) if file.flag("alibi") else None),)
+            * layers,
             layer_norm_epsilon=file.number("layer_norm_epsilon", 1e-5),
             bias=file.flag("bias"),
             parallel=parallel,
             two_norms=newer and parallel and file.count("num_ln_in_parallel_attn", 2) == 2,
             rope=read_rope(file, context),
         )
+
+
+def _slopes(heads: int, scale: float) -> tuple[float, ...]:
+    """Return ALiBi's slopes. Falcon rounds them to bfloat16, and scales scores after it has added them."""
+    return tuple((torch.tensor(alibi_slopes(heads)).bfloat16().float() * scale).tolist())

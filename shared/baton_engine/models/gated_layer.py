@@ -15,12 +15,26 @@ from .llama import LlamaConfig, LlamaLayer
 
 
 class GatedLayer(LlamaLayer):
-    """A Llama layer with norms of query and key heads, and with a gate for each number that attention returns."""
+    """A Llama layer with norms of query and key heads, and with gates of what attention returns.
+
+    attention_class: what computes attention. gate: the name of the projection to gates. gate_activation: as in
+    GatedAttention.
+    """
+
+    attention_class: type[GatedAttention] = GatedAttention
+    gate = "gate_proj"
+    gate_activation: Callable[[torch.Tensor], torch.Tensor] = staticmethod(torch.sigmoid)
+
+    def gates_of_head(self, config: LlamaConfig) -> int:
+        """Return how many gates a head has: one for each of its numbers, or one for all."""
+        return config.head_dim
 
     def make_attention(
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> Callable[[Any, Context], torch.Tensor]:
         output, norms = self.attended(config, source), self.qk_norms(config, source)
-        size, shard = config.num_heads * config.head_dim, Heads(source.ranks, config.head_dim)
-        gate = Linear(source, ["gate_proj"], [size], config.hidden_size, shard=shard)
-        return GatedAttention(config, layer, source, self.qkv(config, source), gate, output, rotary, norms)
+        each = self.gates_of_head(config)
+        shard = Heads(source.ranks, each)
+        gate = Linear(source, [self.gate], [config.num_heads * each], config.hidden_size, shard=shard)
+        qkv, activation = self.qkv(config, source), self.gate_activation
+        return self.attention_class(config, layer, source, qkv, gate, output, activation, rotary, norms)

@@ -15,8 +15,8 @@ from .gemma3 import Gemma3, Gemma3Config, read_gemma_config
 class Gemma2Config(Gemma3Config, frozen=True, kw_only=True):
     logit_softcap: float  # logits become softcap * tanh(logits / softcap); 0 = off
 
-    def layout(self) -> dict[str, Any]:
-        return {**super().layout(), "softcaps": [spec.softcap for spec in self.attention]}
+    def fingerprint_facts(self) -> dict[str, Any]:
+        return {**super().fingerprint_facts(), "softcaps": [spec.softcap for spec in self.attention]}
 
 
 def read_softcaps(file: ConfigFile) -> tuple[float, float]:

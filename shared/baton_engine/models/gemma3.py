@@ -32,8 +32,8 @@ class Gemma3Config(ModelConfig, frozen=True, kw_only=True):
     rope: Rope  # of layers without a window
     window_rope: Rope
 
-    def layout(self) -> dict[str, Any]:
-        return {**super().layout(), "rope": self.rope.layout, "window_rope": self.window_rope.layout}
+    def fingerprint_facts(self) -> dict[str, Any]:
+        return {**super().fingerprint_facts(), "rope": self.rope.layout, "window_rope": self.window_rope.layout}
 
     def limited(self, max_positions: int) -> Self:
         rope, window_rope = self.rope.limited(max_positions), self.window_rope.limited(max_positions)

@@ -30,8 +30,8 @@ class _Experts:
 
     def __init__(self, config: Gemma4Config, source: Source) -> None:
         hidden, count, eps, router = config.hidden_size, config.num_experts, config.rms_norm_eps, source.at("router")
-        self._router_norm = UnitNorm(router, hidden, eps)
-        self._router_norm.weight = router.take("scale", (hidden,), dtype=torch.float32) * hidden**-0.5
+        scale = router.take("scale", (hidden,), dtype=torch.float32) * hidden**-0.5
+        self._router_norm = UnitNorm(router, hidden, eps, scale)
         scales = router.take("per_expert_scale", (count,), dtype=torch.float32)
         self._router = Router(router.at("proj"), config.routing, count, hidden, scales=scales)
         self._input_norm = WideRmsNorm(source.at("pre_feedforward_layernorm_2"), hidden, eps)

@@ -4,13 +4,12 @@ from typing import Any, Self
 
 import msgspec
 
-from baton_common.kv_layout import KvLayout
 from baton_engine.attention_spec import AttentionSpec
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
-from baton_engine.shard import Place, head_part
 from baton_kernels.reference.routing import Routing
 
+from .full_heads import WithFullHeads
 from .gemma3 import read_gemma_config
 from .shared_kv import SharedKvConfig
 from .sliding_windows import ropes_by_window
@@ -21,7 +20,7 @@ _ROPES = {
 }
 
 
-class Gemma4Config(SharedKvConfig, frozen=True, kw_only=True):
+class Gemma4Config(WithFullHeads, SharedKvConfig, frozen=True, kw_only=True):
     """num_kv_heads, head_dim: of layers with a window. full_kv_heads, full_head_dim: of the others. shares_keys: the
     values of the others are their keys before the norm. expert_size: 0 = no layer has experts.
 
@@ -37,11 +36,6 @@ class Gemma4Config(SharedKvConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_kv_heads % self.full_kv_heads:
-            raise ConfigError(
-                f"{self.full_kv_heads} key-value heads of layers that see all tokens do not divide the "
-                f"{self.num_kv_heads} of layers with a window"
-            )
         if self.full_head_dim % 2:
             raise ConfigError(f"global_head_dim is {self.full_head_dim}; it must be even")
 
@@ -68,34 +62,12 @@ class Gemma4Config(SharedKvConfig, frozen=True, kw_only=True):
         return self._mean_mlp_size + (self.routing.count * self.expert_size if self.num_experts else 0)
 
     def of_layer(self, layer: int) -> Self:
-        """Return the config with the heads of a layer as those of all."""
         if self.attention[layer].window is not None:
             return self
         return msgspec.structs.replace(self, num_kv_heads=self.full_kv_heads, head_dim=self.full_head_dim)
 
-    def part(self, ranks: Place) -> Self:
-        if ranks.count > self.full_kv_heads != self.num_kv_heads:
-            # A head of the cache would be on two ranks in layers of one kind and on one rank in those of the other.
-            raise ConfigError(
-                f"--tensor-parallel {ranks.count} is more than the {self.full_kv_heads} key-value heads of layers that "
-                "see all tokens"
-            )
-        heads = head_part(self.full_kv_heads, ranks, "key-value heads")
-        fewer = msgspec.structs.replace(self, full_kv_heads=heads.stop - heads.start)
-        return super(Gemma4Config, fewer).part(ranks)
-
-    def layout(self) -> dict[str, Any]:
-        return {**super().layout(), "full_heads": [self.full_kv_heads, self.full_head_dim]}
-
-    def kv_layout(self, dtype: str) -> KvLayout:
-        whole = super().kv_layout(dtype)
-        dim = max(self.head_dim, -(-self.full_kv_heads * self.full_head_dim // self.num_kv_heads))
-        each = (self.of_layer(layer) for layer in range(self.kv_layers))
-        return msgspec.structs.replace(
-            whole,
-            planes=tuple(msgspec.structs.replace(plane, dim=dim) for plane in whole.planes),
-            heads=tuple((config.num_kv_heads, config.head_dim) for config in each),
-        )
+    def fingerprint_facts(self) -> dict[str, Any]:
+        return {**super().fingerprint_facts(), "full_heads": [self.full_kv_heads, self.full_head_dim]}
 
     @property
     def _mean_mlp_size(self) -> float:

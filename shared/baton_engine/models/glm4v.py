@@ -15,8 +15,7 @@ class Glm4v(Glm4):
         dim = file.count("hidden_size") // file.count("num_attention_heads")
         file.require_absent("head_dim", dim)
         defaults = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0}
-        given = {name: value for name, value in file.fields.items() if value is not None}
-        return super().read_config(ConfigFile({**defaults, **given, "head_dim": dim}))
+        return super().read_config(ConfigFile({**file.with_defaults(defaults).fields, "head_dim": dim}))
 
 
 class Glm4vMoe(Glm4Moe):
@@ -24,8 +23,7 @@ class Glm4vMoe(Glm4Moe):
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
         file.require_absent("use_qk_norm", False)
         defaults = {"max_position_embeddings": 65536, "attention_bias": True}
-        given = {name: value for name, value in file.fields.items() if value is not None}
-        return super().read_config(ConfigFile({**defaults, **given}))
+        return super().read_config(file.with_defaults(defaults))
 
 
 class GlmOcr(Glm4):
@@ -37,5 +35,4 @@ class GlmOcr(Glm4):
             "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0, "attention_bias": False,
             "head_dim": file.count("hidden_size") // file.count("num_attention_heads"),
         }  # fmt: skip
-        given = {name: value for name, value in file.fields.items() if value is not None}
-        return super().read_config(ConfigFile({**defaults, **given}))
+        return super().read_config(file.with_defaults(defaults))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import torch
 
 from baton_engine.config_file import ConfigFile
@@ -35,9 +36,8 @@ class Gpt2(Gpt2Named, WithLearnedPositions):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
-        file.require_absent("scale_attn_by_inverse_layer_idx", False)
         file.require_absent("add_cross_attention", False)
-        return read_gpt2_like(
+        config = read_gpt2_like(
             UnrotatedConfig,
             gpt2_fields(file, 768, 12, 12, 1024),
             50257,
@@ -46,3 +46,9 @@ class Gpt2(Gpt2Named, WithLearnedPositions):
             qkv_bias=True,
             output_bias=True,
         )
+        if not file.flag("scale_attn_by_inverse_layer_idx"):
+            return config
+        specs = tuple(
+            msgspec.structs.replace(spec, scale=spec.scale / (layer + 1)) for layer, spec in enumerate(config.attention)
+        )
+        return msgspec.structs.replace(config, attention=specs)

@@ -40,7 +40,7 @@ def _windows(file: ConfigFile) -> tuple[int | None, ...]:
     layers, window = file.count("num_hidden_layers"), file.count("window_size", 256)
     given = file.fields.get("attention_types") or [[["global", "local"], 12]]
     try:
-        kinds = [kind for repeated, times in given for _ in range(times) for kind in repeated]
+        kinds = [kind for repeated, times in given for _ in range(min(times, layers + 1)) for kind in repeated]
     except (TypeError, ValueError):
         kinds = []
     if len(kinds) != layers or any(kind not in ("global", "local") for kind in kinds):

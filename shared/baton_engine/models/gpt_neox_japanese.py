@@ -7,7 +7,6 @@ import torch
 
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
-from baton_engine.layers.embedding import Head, head
 from baton_engine.layers.fused_qkv import order_by_kv_head
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.rope import read_rope
@@ -39,13 +38,10 @@ class GptNeoXJapaneseLayer(PlainMlpLayer):
 
 class GptNeoXJapanese(LayerNormLlama):
     layer = GptNeoXJapaneseLayer
-    embedding_name, final_norm = "embed_in", "final_layer_norm"
+    embedding_name, final_norm, head_name = "embed_in", "final_layer_norm", "embed_out"
 
     def parts(self, source: Source) -> tuple[Source, Source]:
         return source.at("gpt_neox_japanese"), source
-
-    def make_head(self, config: LlamaConfig, source: Source) -> Head:
-        return head(source, self.embedding, config.tie_word_embeddings, "embed_out")
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:

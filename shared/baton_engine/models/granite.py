@@ -23,8 +23,8 @@ class Multipliers(msgspec.Struct, frozen=True):
 class GraniteConfig(LlamaConfig, frozen=True, kw_only=True):
     multipliers: Multipliers
 
-    def layout(self) -> dict[str, Any]:
-        return {**super().layout(), "multipliers": [self.multipliers.embeddings, self.multipliers.residual]}
+    def fingerprint_facts(self) -> dict[str, Any]:
+        return {**super().fingerprint_facts(), "multipliers": [self.multipliers.embeddings, self.multipliers.residual]}
 
 
 class GraniteLayer(LlamaLayer):

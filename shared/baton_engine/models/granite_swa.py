@@ -31,8 +31,8 @@ class _Ropes:
         theta = self.thetas[layer] if self.thetas else self.rope.theta
         return msgspec.structs.replace(self.rope, theta=theta) if theta else None
 
-    def layout(self) -> dict[str, Any]:
-        return {**super().layout(), "thetas": list(self.thetas)}  # type: ignore[misc]
+    def fingerprint_facts(self) -> dict[str, Any]:
+        return {**super().fingerprint_facts(), "thetas": list(self.thetas)}  # type: ignore[misc]
 
 
 class GraniteSwaConfig(_Ropes, GraniteConfig, frozen=True, kw_only=True):
@@ -46,10 +46,9 @@ class GraniteMoeSwaConfig(_Ropes, GraniteMoeConfig, frozen=True, kw_only=True):
 class GraniteSwa(Granite):
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
-        given = {name: value for name, value in file.fields.items() if value is not None}
         facts = _facts(file)
         return read_granite_config(
-            GraniteSwaConfig, ConfigFile({**_DEFAULTS, **given}), mlp_bias=file.flag("mlp_bias"), **facts
+            GraniteSwaConfig, file.with_defaults(_DEFAULTS), mlp_bias=file.flag("mlp_bias"), **facts
         )
 
 

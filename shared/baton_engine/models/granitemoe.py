@@ -22,8 +22,8 @@ from .sparse_config import SparseConfig, read_experts_per_token
 class GraniteMoeConfig(SparseConfig, frozen=True, kw_only=True):
     multipliers: Multipliers
 
-    def layout(self) -> dict[str, Any]:
-        return {**super().layout(), "multipliers": [self.multipliers.embeddings, self.multipliers.residual]}
+    def fingerprint_facts(self) -> dict[str, Any]:
+        return {**super().fingerprint_facts(), "multipliers": [self.multipliers.embeddings, self.multipliers.residual]}
 
 
 class GraniteMoeLayer(GraniteLayer):

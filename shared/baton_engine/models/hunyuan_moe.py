@@ -1,23 +1,18 @@
 """Hunyuan-A13B (Tencent, 2025): Hunyuan with experts, one of which all tokens use."""
 
-from typing import Any
-
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_kernels.reference.routing import Routing
 
-from .deepseek_experts import DeepseekExpertsLayer
+from .deepseek_experts import UncorrectedExpertsLayer
 from .hunyuan import HunYuan, HunYuanLayer, read_hunyuan_config
 from .llama import LlamaConfig
 from .sparse_config import SparseConfig
 
 
-class HunYuanMoeLayer(HunYuanLayer, DeepseekExpertsLayer):
+class HunYuanMoeLayer(HunYuanLayer, UncorrectedExpertsLayer):
     router = "gate.wg"
     shared = "shared_mlp"
-
-    def correction(self, config: SparseConfig, source: Any) -> None:
-        return None
 
 
 class HunYuanMoe(HunYuan):

@@ -58,7 +58,7 @@ class LayerNormLayer(LlamaLayer):
     def __init__(
         self, config: Any, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> None:
-        self.attention = self.make_attention(config, source.at(self.blocks[0]), layer, rotary)
+        self.attention = self.make_attention(config, self.block(source, 0), layer, rotary)
         self.mlp = self.make_mlp(config, source, layer)
         self.attention_norm = config.norm(source.at(self.norms[0]))
         self.mlp_norm = config.norm(source.at(self.norms[1])) if config.two_norms else None
@@ -77,13 +77,28 @@ class LayerNormLayer(LlamaLayer):
         return self.mlp(normed), residual
 
 
+class PostNorm:
+    """A part of a layer whose LayerNorms follow the residual additions, as in the first Transformer."""
+
+    attention: Callable[..., torch.Tensor]
+    mlp: Callable[[Any], torch.Tensor]
+    attention_norm: LayerNorm
+    mlp_norm: LayerNorm | None
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context) -> tuple[Any, Any]:
+        """As LlamaLayer does. Nothing is left for the next norm to add."""
+        assert self.mlp_norm is not None
+        x = self.attention_norm(self.attention(x, ctx).add_(x))
+        return self.mlp_norm(self.mlp(x).add_(x)), None
+
+
 class PlainMlpLayer(LayerNormLayer):
     """A layer whose MLP has no gates. projections: the names of its two."""
 
     projections = ("fc1", "fc2")
 
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
-        return plain_mlp(config, source.at(self.blocks[1]), self.projections)
+        return plain_mlp(config, self.block(source, 1), self.projections)
 
 
 def plain_mlp(
@@ -98,14 +113,13 @@ def plain_mlp(
 
 
 class LayerNormLlama(Llama):
-    """final_norm: the name of the norm after the last layer. head_bias: whether the head has a bias."""
+    """head_bias: whether the head has a bias."""
 
     layer: Callable[..., Layer] = LayerNormLayer
-    final_norm = "norm"
     head_bias = False
 
     def make_head(self, config: LlamaConfig, source: Source) -> Head:
-        return head(source, self.embedding, config.tie_word_embeddings, bias=self.head_bias)
+        return head(source, self.embedding, config.tie_word_embeddings, self.head_name, self.head_bias)
 
     def make_norm(self, config: LlamaConfig, source: Source) -> LayerNorm:
         assert isinstance(config, LayerNorms)

@@ -22,7 +22,7 @@ from baton_engine.source import Source
 from .decoder import ResidualDecoder
 from .rotary_config import RotaryConfig
 
-_SILU = {"silu": "silu"}
+_SILU = {"silu": "silu", "swish": "silu"}
 
 
 class LlamaConfig(RotaryConfig, frozen=True, kw_only=True):
@@ -45,6 +45,10 @@ class LlamaConfig(RotaryConfig, frozen=True, kw_only=True):
     def rope_of(self, layer: int) -> Rope | None:
         """Return how a layer rotates its queries and keys; None = not at all."""
         return self.rope
+
+    def place_of(self, layer: int) -> int:
+        """Return the number that a layer has in the checkpoint."""
+        return layer
 
 
 @dataclass(frozen=True)
@@ -147,24 +151,32 @@ def fused_qkv(config: LlamaConfig, source: Source, name: str, order: Sequence[in
 class LlamaLayer:
     """Attention and an MLP, each after a norm that also adds the previous output to the residual.
 
-    blocks: the names of attention and of the MLP. norms: those of the norms before them. output, head_norms: those of
-    attention's last projection and of the norms of its query and key heads. down: that of the MLP's last projection.
+    blocks: the names of attention and of the MLP; None = their tensors are beside the norms. norms: the names of those
+    before them. output, head_norms: those of attention's last projection and of the norms of its query and key heads.
+    sinks: that of attention's sinks. gates, down: those of the MLP's first two projections and of its last.
     """
 
-    blocks = ("self_attn", "mlp")
+    blocks: tuple[str | None, str | None] = ("self_attn", "mlp")
     norms = ("input_layernorm", "post_attention_layernorm")
     output = "o_proj"
     head_norms = ("q_norm", "k_norm")
+    sinks = "sinks"
+    gates = ("gate_proj", "up_proj")
     down = "down_proj"
 
     def __init__(
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> None:
         hidden, eps, offset = config.hidden_size, config.rms_norm_eps, config.norm_offset
-        self.attention = self.make_attention(config, source.at(self.blocks[0]), layer, rotary)
+        self.attention = self.make_attention(config, self.block(source, 0), layer, rotary)
         self.input_norm = RmsNorm(source.at(self.norms[0]), hidden, eps, offset).before(self.attention)
         self.mlp = self.make_mlp(config, source, layer)
         self.post_attention_norm = RmsNorm(source.at(self.norms[1]), hidden, eps, offset).before(self.mlp)
+
+    def block(self, source: Source, index: int) -> Source:
+        """Return the source of a block's tensors. source: of the layer. index: of the block in `blocks`."""
+        name = self.blocks[index]
+        return source if name is None else source.at(name)
 
     def make_attention(
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
@@ -174,34 +186,35 @@ class LlamaLayer:
         sinks = None
         if config.attention[layer].sinks:
             own = head_part(config.num_heads, source.ranks)
-            sinks = source.take("sinks", (config.num_heads,), (own,), torch.float32)
+            sinks = source.take(self.sinks, (config.num_heads,), (own,), torch.float32)
         # baton_quantize relies on the output projection being read first.
         output = self.attended(config, source)
         return Attention(config, layer, source, self.qkv(config, source), output, rotary, norms, sinks)
 
     def attended(self, config: LlamaConfig, source: Source) -> Linear:
         """Return the projection of the heads' results to [T, hidden]."""
-        inputs, shard = config.num_heads * config.head_dim, Rows(source.ranks)
+        inputs, shard = config.num_heads * config.value_dim, Rows(source.ranks)
         return Linear(source, [self.output], [config.hidden_size], inputs, bias=config.output_bias, shard=shard)
 
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
         """Return the MLP: [T, hidden] in the form of its `inputs` to [T, hidden]."""
-        source = source.at(self.blocks[1])
+        source = self.block(source, 1)
         inner, shard = config.intermediate_size, Rows(source.ranks)
         down = Linear(source, [self.down], [config.hidden_size], inner, bias=config.mlp_bias, shard=shard)
         return GatedMlp(self.gate_up(config, source), down, config.activation)
 
     def qkv(self, config: LlamaConfig, source: Source) -> Callable[[Any], torch.Tensor]:
         """Return the projection of [T, hidden] to queries, keys and values side by side."""
-        q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        names = ["q_proj", "k_proj", "v_proj"]
-        order = config.rope.order(config.num_heads, config.num_kv_heads, config.head_dim)
-        shard = Heads(source.ranks, config.head_dim)
-        return Linear(source, names, [q, kv, kv], config.hidden_size, bias=config.qkv_bias, order=order, shard=shard)
+        heads, kv_heads, dim, value_dim = config.num_heads, config.num_kv_heads, config.head_dim, config.value_dim
+        names, sizes = ["q_proj", "k_proj", "v_proj"], [heads * dim, kv_heads * dim, kv_heads * value_dim]
+        order = config.rope.order(heads, kv_heads, dim, value_dim)
+        shard = Heads(source.ranks, dim, last_dim=value_dim)
+        return Linear(source, names, sizes, config.hidden_size, bias=config.qkv_bias, order=order, shard=shard)
 
     def qk_norms(self, config: LlamaConfig, source: Source) -> tuple[RmsNorm, RmsNorm]:
         """Return the norms of each query head and of each key head."""
-        q_norm, k_norm = (RmsNorm(source.at(name), config.head_dim, config.rms_norm_eps) for name in self.head_norms)
+        dim, eps, offset = config.head_dim, config.rms_norm_eps, config.norm_offset
+        q_norm, k_norm = (RmsNorm(source.at(name), dim, eps, offset) for name in self.head_norms)
         # The dimensions of one head, in the order that its queries and keys have.
         order = config.rope.order(1, 0, config.head_dim)
         if order is not None:
@@ -209,8 +222,8 @@ class LlamaLayer:
         return q_norm, k_norm
 
     def gate_up(self, config: LlamaConfig, source: Source) -> Linear:
-        inner, names, shard = config.intermediate_size, ["gate_proj", "up_proj"], Columns(source.ranks)
-        return Linear(source, names, [inner, inner], config.hidden_size, bias=config.mlp_bias, shard=shard)
+        inner, shard = config.intermediate_size, Columns(source.ranks)
+        return Linear(source, [*self.gates], [inner, inner], config.hidden_size, bias=config.mlp_bias, shard=shard)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context
@@ -232,11 +245,15 @@ class Layer(Protocol):
 
 
 class Llama(ResidualDecoder):
-    """A decoder of Llama layers. embedding_name, layers_name: those of the checkpoint."""
+    """A decoder of Llama layers.
+
+    embedding_name, layers_name, final_norm: the names of the embedding, of the layers and of the norm after the last.
+    """
 
     layer: Callable[..., Layer] = LlamaLayer
     embedding_name = "embed_tokens"
     layers_name = "layers"
+    final_norm = "norm"
 
     def __init__(self, config: LlamaConfig, source: Source, max_positions: int) -> None:
         super().__init__(source)
@@ -260,14 +277,15 @@ class Llama(ResidualDecoder):
         rotary: Mapping[Rope | None, tuple[torch.Tensor, torch.Tensor] | None],
     ) -> list[Layer]:
         """Return the layers of this stage. rotary: the tables of each rope."""
+        name = self.layers_name
         return [
-            self.layer(config, source.at(f"{self.layers_name}.{layer}"), layer, rotary[config.rope_of(layer)])
+            self.layer(config, source.at(f"{name}.{config.place_of(layer)}"), layer, rotary[config.rope_of(layer)])
             for layer in source.stage.layers(config.num_layers)
         ]
 
     def make_norm(self, config: LlamaConfig, source: Source) -> RmsNorm | LayerNorm:
         """Return the norm after the last layer."""
-        return RmsNorm(source.at("norm"), config.hidden_size, config.rms_norm_eps, config.norm_offset)
+        return RmsNorm(source.at(self.final_norm), config.hidden_size, config.rms_norm_eps, config.norm_offset)
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:

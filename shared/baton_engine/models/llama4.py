@@ -41,8 +41,8 @@ class Llama4Config(SparseConfig, frozen=True, kw_only=True):
         # Scout was made for 10 million positions, for which hardly anybody has the memory.
         return min(self.max_position_embeddings, _CONTEXT)
 
-    def layout(self) -> dict[str, Any]:
-        return {**super().layout(), "rotating": list(self.rotating)}
+    def fingerprint_facts(self) -> dict[str, Any]:
+        return {**super().fingerprint_facts(), "rotating": list(self.rotating)}
 
     def rope_of(self, layer: int) -> Rope | None:
         return self.rope if self.rotating[layer] else None
@@ -75,7 +75,7 @@ class Llama4Layer(LlamaLayer):
         assert isinstance(config, Llama4Config)
         if layer in config.dense_layers:
             return super().make_mlp(config, source, layer)
-        source, experts, hidden = source.at(self.blocks[1]), config.num_experts, config.hidden_size
+        source, experts, hidden = self.block(source, 1), config.num_experts, config.hidden_size
         router = Router(source.at("router"), config.routing, experts, hidden)
         held = load_joined_experts(source.at("experts"), experts, hidden, config.expert_size, JoinedForm())
         shared = shared_expert(source.at("shared_expert"), config.shared_size, hidden)

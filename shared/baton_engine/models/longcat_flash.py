@@ -131,7 +131,7 @@ class LongcatFlash(Llama):
         file.require_absent("qk_head_dim", config.latent.query_dim)
         file.require_absent("head_dim", config.latent.rope_dim)
         assert config.low_rank is not None
-        # The factor of queries is one of scores.
+        # The model multiplies queries by a constant. Scores are linear in queries, so their scale takes it.
         scale = config.latent.scale * (config.hidden_size / config.low_rank) ** 0.5
         spec = msgspec.structs.replace(config.latent, scale=scale)
         given = {

@@ -21,8 +21,8 @@ _DEFAULTS = {
 class MiniCpm3Config(DeepseekConfig, frozen=True, kw_only=True):
     multipliers: Multipliers
 
-    def layout(self) -> dict[str, Any]:
-        return {**super().layout(), "multipliers": [self.multipliers.embeddings, self.multipliers.residual]}
+    def fingerprint_facts(self) -> dict[str, Any]:
+        return {**super().fingerprint_facts(), "multipliers": [self.multipliers.embeddings, self.multipliers.residual]}
 
 
 class MiniCpm3Layer(GraniteLayer, DeepseekLayer):

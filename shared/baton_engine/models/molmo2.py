@@ -32,18 +32,18 @@ class Molmo2Config(LlamaConfig, frozen=True, kw_only=True):
     def rope_of(self, layer: int) -> Rope | None:
         return self.rope if layer in self.scaled else Rope("default", self.rope.theta)
 
-    def layout(self) -> dict[str, Any]:
-        return {**super().layout(), "scaled": sorted(self.scaled)}
+    def fingerprint_facts(self) -> dict[str, Any]:
+        return {**super().fingerprint_facts(), "scaled": sorted(self.scaled)}
 
 
-class _FusedLayer(LlamaLayer):
+class MolmoLayer(LlamaLayer):
+    """A layer with the names of all generations of Molmo, and with ups before gates."""
+
     norms = ("attn_norm", "ff_norm")
     output, down = "attn_out", "ff_out"
 
     def qkv(self, config: LlamaConfig, source: Source) -> Callable[[Any], torch.Tensor]:
-        assert isinstance(config, Molmo2Config)
-        qkv = fused_qkv(config, source, "att_proj")
-        return NormedQkv(config, source, qkv) if config.wide_norms else qkv
+        return fused_qkv(config, source, "att_proj")
 
     def gate_up(self, config: LlamaConfig, source: Source) -> Linear:
         inner, shard = config.intermediate_size, Columns(source.ranks)
@@ -54,16 +54,23 @@ class _FusedLayer(LlamaLayer):
         )
 
 
-class _FusedAfterLayer(_FusedLayer, NormedAfterLayer):
-    post_norms = _FusedLayer.norms
+class _Molmo2Layer(MolmoLayer):
+    def qkv(self, config: LlamaConfig, source: Source) -> Callable[[Any], torch.Tensor]:
+        assert isinstance(config, Molmo2Config)
+        qkv = super().qkv(config, source)
+        return NormedQkv(config, source, qkv) if config.wide_norms else qkv
+
+
+class _Molmo2AfterLayer(_Molmo2Layer, NormedAfterLayer):
+    post_norms = MolmoLayer.norms
 
 
 def _layer(config: Molmo2Config, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None) -> Layer:
-    return (_FusedAfterLayer if config.norm_after else _FusedLayer)(config, source, layer, rotary)
+    return (_Molmo2AfterLayer if config.norm_after else _Molmo2Layer)(config, source, layer, rotary)
 
 
 class Molmo2(Llama):
-    layer = staticmethod(_layer)
+    layer: Callable[..., Layer] = staticmethod(_layer)
     embedding_name, layers_name = "wte", "blocks"
 
     def make_embedding(self, config: LlamaConfig, source: Source) -> Embedding:
@@ -74,7 +81,7 @@ class Molmo2(Llama):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
-        file = ConfigFile({**_DEFAULTS, **file.fields})
+        file = file.with_defaults(_DEFAULTS)
         file.require_absent("use_qk_norm", True)
         layers = file.count("num_hidden_layers")
         wide = file.choice("qk_norm_type", "qwen3", ("qwen3", "olmo")) == "olmo"

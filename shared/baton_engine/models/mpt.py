@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import torch
 
 from baton_engine.config_file import ConfigFile
 from baton_engine.layers.limited import Limited
 from baton_engine.source import Source
 
-from .bloom import alibi_slopes
+from .bloom import with_alibi
 from .layer_norm_llama import LayerNormLlama, PlainMlpLayer
 from .llama import Defaults, LlamaConfig, fused_qkv, llama_fields, read_llama_config
 from .unrotated import NO_ROPE, UnrotatedConfig
@@ -64,6 +63,4 @@ class Mpt(LayerNormLlama):
             norm_bias=False,
             limit=attention.number("clip_qkv", 0.0),
         )
-        slopes = alibi_slopes(config.num_heads, attention.number("alibi_bias_max", 8.0))
-        specs = tuple(msgspec.structs.replace(spec, alibi=slopes) for spec in config.attention)
-        return msgspec.structs.replace(config, attention=specs)
+        return with_alibi(config, attention.number("alibi_bias_max", 8.0))

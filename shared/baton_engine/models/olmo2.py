@@ -61,7 +61,7 @@ class NormedAfterLayer(LlamaLayer):
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> None:
         hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.attention = self.make_attention(config, source.at("self_attn"), layer, rotary)
+        self.attention = self.make_attention(config, self.block(source, 0), layer, rotary)
         self.attended_norm = RmsNorm(source.at(self.post_norms[0]), hidden, eps)
         self.mlp = self.make_mlp(config, source, layer)
         self.post_mlp_norm = RmsNorm(source.at(self.post_norms[1]), hidden, eps)

@@ -57,7 +57,7 @@ class Persimmon(LayerNormLlama):
         )  # fmt: skip
         return read_llama_config(
             PersimmonConfig,
-            ConfigFile({"vocab_size": 262144, **file.fields}),
+            ConfigFile({"vocab_size": 262144, "eos_token_id": 2, **file.fields}),
             Defaults(_CONTEXT),
             eps=file.number("layer_norm_eps", 1e-5),
             rope=read_rope(file, file.count("max_position_embeddings", _CONTEXT), partial=0.5),

@@ -2,7 +2,7 @@
 
 from baton_engine.config_file import ConfigFile
 from baton_engine.layers.linear import Linear
-from baton_engine.layers.rope import read_rope
+from baton_engine.layers.rope import read_rope, rope_fields
 from baton_engine.shard import Columns
 from baton_engine.source import Source
 
@@ -18,10 +18,10 @@ class Phi3Layer(LlamaLayer):
         return fused_gate_up(config, source)
 
 
-def fused_gate_up(config: LlamaConfig, source: Source) -> Linear:
-    """Return the gates and ups of an MLP that a checkpoint holds as one matrix."""
+def fused_gate_up(config: LlamaConfig, source: Source, name: str = "gate_up_proj") -> Linear:
+    """Return the gates and ups of an MLP that a checkpoint holds as one matrix. name: of the matrix."""
     inner, shard = config.intermediate_size, Columns(source.ranks)
-    return Linear(source, ["gate_up_proj"], [2 * inner], config.hidden_size, parts=[inner, inner], shard=shard)
+    return Linear(source, [name], [2 * inner], config.hidden_size, parts=[inner, inner], shard=shard)
 
 
 class Phi3(Llama):
@@ -37,3 +37,15 @@ class Phi3(Llama):
             same_window(file),
             rope=read_rope(file, context, partial=1.0),
         )
+
+
+class Phi3V(Phi3):
+    """The text part of Phi-3-vision and Phi-3.5-vision, which call longrope by its first name."""
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        scaling = rope_fields(file)
+        if (scaling.get("rope_type") or scaling.get("type")) == "su":
+            scaling["rope_type"] = "longrope"
+            file = ConfigFile({**file.fields, "rope_scaling": scaling, "rope_parameters": None})
+        return super().read_config(file)

@@ -1,4 +1,5 @@
-"""Qwen of the first generation (Bai et al., 2023): Llama with other names, and two ways to contexts beyond seq_length.
+"""Qwen of the first generation, and the text part of Qwen-VL (Bai et al., 2023): Llama with other names, and two ways
+to contexts beyond seq_length.
 
 use_logn_attn scales queries beyond seq_length (`log_scales`). use_dynamic_ntk raises the base of the rotation. The
 original code takes the base from the length of each prompt, and keeps it while it generates. Here all sequences of an

@@ -21,5 +21,4 @@ class Qwen3VlMoe(Qwen3Moe):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
-        given = {name: value for name, value in file.fields.items() if value is not None}
-        return super().read_config(ConfigFile({"norm_topk_prob": True, **given}))
+        return super().read_config(file.with_defaults({"norm_topk_prob": True}))

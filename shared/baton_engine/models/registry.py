@@ -10,7 +10,7 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.model_config import ModelConfig
 
 from .model import Model
-from .text_part import ANY_TEXT_PART, TEXT_PARTS, text_architecture, text_part
+from .text_part import CHOSEN_TEXT_PARTS, TEXT_PARTS, text_part
 
 # For each architecture in config.json, the module in this package and the class in that module.
 MODELS = {
@@ -40,6 +40,7 @@ MODELS = {
     "Glm4MoeForCausalLM": ("glm4_moe", "Glm4Moe"),
     "DeepseekV2ForCausalLM": ("deepseek_v2", "DeepseekV2"),
     "DeepseekV3ForCausalLM": ("deepseek_v3", "DeepseekV3"),
+    "DeepseekV32ForCausalLM": ("deepseek_v32", "DeepseekV32"),
     "GemmaForCausalLM": ("gemma", "Gemma"),
     "GlmForCausalLM": ("glm", "Glm"),
     "Glm4ForCausalLM": ("glm4", "Glm4"),
@@ -62,6 +63,7 @@ MODELS = {
     "Dots1ForCausalLM": ("dots1", "Dots1"),
     "Ministral3ForCausalLM": ("ministral3", "Ministral3"),
     "Glm4MoeLiteForCausalLM": ("glm4_moe_lite", "Glm4MoeLite"),
+    "GlmMoeDsaForCausalLM": ("glm_moe_dsa", "GlmMoeDsa"),
     "ExaoneMoeForCausalLM": ("exaone_moe", "ExaoneMoe"),
     "GraniteMoeForCausalLM": ("granitemoe", "GraniteMoe"),
     "GraniteMoeSharedForCausalLM": ("granitemoe", "GraniteMoe"),
@@ -101,8 +103,45 @@ MODELS = {
     "BioGptForCausalLM": ("biogpt", "BioGpt"),
     "GPTNeoXJapaneseForCausalLM": ("gpt_neox_japanese", "GptNeoXJapanese"),
     "AriaTextForCausalLM": ("aria", "Aria"),
+    "MllamaForCausalLM": ("mllama", "Mllama"),
+    "CohereCompassForCausalLM": ("cohere_compass", "CohereCompass"),
+    "ChameleonForConditionalGeneration": ("chameleon", "Chameleon"),
+    "Emu3ForCausalLM": ("emu3", "Emu3"),
     "LongcatFlashForCausalLM": ("longcat_flash", "LongcatFlash"),
+    "Kolibri1ForCausalLM": ("kolibri1", "Kolibri1"),
+    "FlintForCausalLM": ("flint", "Flint"),
+    "LagunaForCausalLM": ("laguna", "Laguna"),
+    "OpenAIGPTLMHeadModel": ("openai_gpt", "OpenAiGpt"),
+    "JetMoeForCausalLM": ("jetmoe", "JetMoe"),
+    "DiffLlamaForCausalLM": ("diffllama", "DiffLlama"),
+    "BitNetForCausalLM": ("bitnet", "BitNet"),
+    "Step3p5ForCausalLM": ("step3p5", "Step3p5"),
+    "MiMoV2FlashForCausalLM": ("mimo_v2_flash", "MiMoV2Flash"),
+    # transformers does not have these.
+    "InternLM2ForCausalLM": ("internlm2", "InternLm2"),
+    "InternLM3ForCausalLM": ("internlm3", "InternLm3"),
+    "InternLMForCausalLM": ("internlm", "InternLm"),
+    "ExaoneForCausalLM": ("exaone", "Exaone"),
+    "OrionForCausalLM": ("orion", "Orion"),
+    "MiMoForCausalLM": ("qwen2", "Qwen2"),
+    "AquilaForCausalLM": ("llama", "Llama"),
+    "AquilaModel": ("llama", "Llama"),
+    "PanguEmbeddedForCausalLM": ("pangu_embedded", "PanguEmbedded"),
+    "ChatGLMModel": ("chatglm", "ChatGlm"),
+    "ChatGLMForConditionalGeneration": ("chatglm", "ChatGlm"),
+    "BaichuanForCausalLM": ("baichuan", "Baichuan"),
+    "BaiChuanForCausalLM": ("baichuan", "Baichuan"),
+    "MiniCPMForCausalLM": ("minicpm", "MiniCpm"),
+    "DeepseekForCausalLM": ("deepseek", "Deepseek"),
+    "BailingMoeForCausalLM": ("bailing_moe", "Bailing"),
+    "BailingMoeV2ForCausalLM": ("bailing_moe", "BailingV2"),
+    "TelechatForCausalLM": ("telechat", "Telechat"),
+    "Telechat2ForCausalLM": ("telechat", "Telechat"),
+    "TeleChat2ForCausalLM": ("telechat", "Telechat"),
+    "DeciLMForCausalLM": ("decilm", "DeciLm"),
+    "MolmoForCausalLM": ("molmo", "Molmo"),
     # The text parts of larger models, which have no architecture of their own.
+    "Phi3VTextModel": ("phi3", "Phi3V"),
     "Qwen3VLMoeTextModel": ("qwen3_vl_moe", "Qwen3VlMoe"),
     "Glm4vTextModel": ("glm4v", "Glm4v"),
     "Glm4vMoeTextModel": ("glm4v", "Glm4vMoe"),
@@ -112,10 +151,11 @@ MODELS = {
     "Ernie4_5_VLMoeTextModel": ("ernie4_5_vl", "Ernie45Vl"),
     "Molmo2TextModel": ("molmo2", "Molmo2"),
     "MuseGlimmerTextModel": ("muse_glimmer", "MuseGlimmer"),
+    "MuseSparkTextModel": ("muse_spark", "MuseSpark"),
 }
 
 
-SERVED = (*MODELS, *TEXT_PARTS, *ANY_TEXT_PART)
+SERVED = (*MODELS, *TEXT_PARTS, *CHOSEN_TEXT_PARTS)
 
 
 def model_class(architecture: str) -> type[Model]:
@@ -128,7 +168,7 @@ def model_class(architecture: str) -> type[Model]:
         # Names of one family begin with the same letters, such as Phi, GPT or Qwen.
         related = _letters_in_common(nearest, architecture) >= 3
         hint = f", whose nearest relative by name is {nearest}" if related else ""
-        raise ConfigError(f"unknown architecture {architecture}{hint}; served are {', '.join(SERVED)}")
+        raise ConfigError(f"unknown architecture {architecture}{hint}; Baton serves {', '.join(SERVED)}")
     module, name = MODELS[architecture]
     return cast(type[Model], getattr(import_module(f".{module}", __package__), name))
 
@@ -150,9 +190,9 @@ def parse_model_config(fields: dict[str, Any]) -> ModelConfig:
 
 
 def _parse(file: ConfigFile) -> ModelConfig:
-    if file.architecture in ANY_TEXT_PART:
+    if (choose := CHOSEN_TEXT_PARTS.get(file.architecture)) is not None:
         # The architecture of a config says which class serves it.
-        architecture = f"{file.architecture}/{text_architecture(file)}"
+        architecture = f"{file.architecture}/{choose(file)}"
         file = ConfigFile({**file.fields, "architectures": [architecture]})
     return model_class(file.architecture).read_config(file)
 

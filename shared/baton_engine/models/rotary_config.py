@@ -18,8 +18,8 @@ class RotaryConfig(ModelConfig, frozen=True, kw_only=True):
             part = f"partial_rotary_factor {self.rope.partial} of heads of {self.head_dim}"
             raise ConfigError(f"{part} in config.json is not an even number")
 
-    def layout(self) -> dict[str, Any]:
-        return {**super().layout(), "rope": self.rope.layout}
+    def fingerprint_facts(self) -> dict[str, Any]:
+        return {**super().fingerprint_facts(), "rope": self.rope.layout}
 
     def limited(self, max_positions: int) -> Self:
         return msgspec.structs.replace(self, rope=self.rope.limited(max_positions))

@@ -45,8 +45,8 @@ class SharedKvConfig(Gemma3Config, frozen=True, kw_only=True):
         full = self.attention[layer].window is None
         return max(each for each in range(self.kv_layers) if (self.attention[each].window is None) == full)
 
-    def layout(self) -> dict[str, Any]:
-        facts = super().layout()
+    def fingerprint_facts(self) -> dict[str, Any]:
+        facts = super().fingerprint_facts()
         return {**facts, "kv_layers": self.kv_layers} if self.shared_layers else facts
 
     def check_stages(self, source: Source) -> None:

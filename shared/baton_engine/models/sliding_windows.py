@@ -5,6 +5,7 @@ from typing import Any, Self
 import msgspec
 
 from baton_engine.attention_spec import AttentionSpec
+from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.layers.rope import Rope, parse_rope
 
@@ -22,8 +23,8 @@ class WithWindowRope:
     def rope_of(self, layer: int) -> Rope | None:
         return self.rope if self.attention[layer].window is None else self.window_rope
 
-    def layout(self) -> dict[str, Any]:
-        return {**super().layout(), "window_rope": self.window_rope.layout}  # type: ignore[misc]
+    def fingerprint_facts(self) -> dict[str, Any]:
+        return {**super().fingerprint_facts(), "window_rope": self.window_rope.layout}  # type: ignore[misc]
 
     def limited(self, max_positions: int) -> Self:
         whole: Any = super().limited(max_positions)  # type: ignore[misc]
@@ -86,3 +87,15 @@ def ropes_by_window(file: ConfigFile, context: int, theta: float, window_theta: 
     full = by_kind.get("full_attention") or {**(file.fields.get("rope_scaling") or {}), **({} if by_kind else given)}
     window = by_kind.get("sliding_attention") or {}
     return parse_rope(full, theta, context, file.fields), parse_rope(window, window_theta, context, file.fields)
+
+
+def partial_rope(given: ConfigFile, theta: float, context: int, file: ConfigFile, partial: float = 1.0) -> Rope:
+    """Return the rotation of the layers of one kind, which may be of a part of each head.
+
+    given: the parameters of this kind. theta, partial: where they have none. context, file: the model's longest context
+    in tokens, and its config.json. Raises ConfigError unless the part is above 0 and at most 1.
+    """
+    partial = given.number("partial_rotary_factor", partial)
+    if not 0 < partial <= 1:
+        raise ConfigError(f"partial_rotary_factor in config.json is {partial}; it must be above 0 and at most 1")
+    return msgspec.structs.replace(parse_rope(given.fields, theta, context, file.fields), partial=partial)

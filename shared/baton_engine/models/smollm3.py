@@ -13,8 +13,8 @@ from .sliding_windows import optional_windows
 class SmolLm3Config(LlamaConfig, frozen=True, kw_only=True):
     rotating: tuple[bool, ...]  # of each layer
 
-    def layout(self) -> dict[str, Any]:
-        return {**super().layout(), "rotating": list(self.rotating)}
+    def fingerprint_facts(self) -> dict[str, Any]:
+        return {**super().fingerprint_facts(), "rotating": list(self.rotating)}
 
     def rope_of(self, layer: int) -> Rope | None:
         return self.rope if self.rotating[layer] else None

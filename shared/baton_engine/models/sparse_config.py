@@ -85,6 +85,13 @@ def read_layers_without_experts(file: ConfigFile, layers: int, first: int) -> fr
     return frozenset(layer for layer, kind in enumerate(types) if kind == "dense")
 
 
+def read_layers_between_experts(file: ConfigFile, layers: int) -> frozenset[int]:
+    """Return the layers without experts, as DeepSeek's first configs name them: the first_k_dense_replace first ones,
+    and those whose number is not a multiple of moe_layer_freq."""
+    first, every = file.integer("first_k_dense_replace", 0), file.count("moe_layer_freq", 1)
+    return frozenset(layer for layer in range(layers) if layer < first or layer % every)
+
+
 def read_dense_layers(file: ConfigFile, layers: int) -> frozenset[int]:
     """Return the layers without experts, as Qwen's configs name them."""
     step, dense = file.count("decoder_sparse_step", 1), file.integers("mlp_only_layers")

@@ -1,5 +1,6 @@
 """The text part of models that read images or sound, too. Images and sound are not served."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
 
@@ -42,6 +43,15 @@ TEXT_PARTS: dict[str, str] = {
     "Ernie4_5_VL_MoeForConditionalGeneration": "Ernie4_5_VLMoeTextModel",
     "Molmo2ForConditionalGeneration": "Molmo2TextModel",
     "MuseGlimmerForConditionalGeneration": "MuseGlimmerTextModel",
+    "MuseSparkForConditionalGeneration": "MuseSparkTextModel",
+    "MllamaForConditionalGeneration": "MllamaForCausalLM",
+    "CohereCompassForConditionalGeneration": "CohereCompassForCausalLM",
+    "Emu3ForConditionalGeneration": "Emu3ForCausalLM",
+    "Step3p7ForConditionalGeneration": "Step3p5ForCausalLM",
+    "FuyuForCausalLM": "PersimmonForCausalLM",
+    "Phi3VForCausalLM": "Phi3VTextModel",
+    "KeyeForConditionalGeneration": "Qwen3ForCausalLM",
+    "KeyeVL1_5ForConditionalGeneration": "Qwen3ForCausalLM",
     # The weights of its adapters for images and sound are apart.
     "Phi4MultimodalForCausalLM": "Phi3ForCausalLM",
 }
@@ -57,6 +67,8 @@ ANY_TEXT_PART: dict[str, str] = {
     "InternVLForConditionalGeneration": "qwen2",
     "InternVLChatModel": "qwen2",
     "Ovis2ForConditionalGeneration": "qwen2",
+    "Ovis": "qwen2",
+    "Ovis2_5": "qwen3",
     "AyaVisionForConditionalGeneration": "cohere2",
     "Cohere2VisionForConditionalGeneration": "cohere2",
     "Idefics2ForConditionalGeneration": "mistral",
@@ -77,6 +89,20 @@ ANY_TEXT_PART: dict[str, str] = {
     "DeepseekVLForConditionalGeneration": "llama",
     "DeepseekVLHybridForConditionalGeneration": "llama",
     "QianfanOCRForConditionalGeneration": "qwen3",
+    "SkyworkR1VChatModel": "qwen2",
+    "NVLM_D": "qwen2",
+    "NVLM_D_Model": "qwen2",
+}
+# Kinds of models that have another text part in each version.
+_VERSIONS: dict[str, dict[str, str]] = {
+    "MiniCPMV": {
+        "2.0": "MiniCPMForCausalLM",
+        "2.5": "LlamaForCausalLM",
+        "2.6": "Qwen2ForCausalLM",
+        "4.0": "LlamaForCausalLM",
+        "4.5": "Qwen3ForCausalLM",
+    },
+    "MiniCPMO": {"2.6": "Qwen2ForCausalLM", "4.5": "Qwen3ForCausalLM"},
 }
 _FAMILIES = {
     "llama": "LlamaForCausalLM",
@@ -88,6 +114,7 @@ _FAMILIES = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "phi3": "Phi3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
     "granite": "GraniteForCausalLM",
     "granite4_vision_text": "GraniteForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
@@ -95,6 +122,7 @@ _FAMILIES = {
     "exaone4_5_text": "Exaone4ForCausalLM",
     "glm4v_text": "Glm4vTextModel",
     "glm4v_moe_text": "Glm4vMoeTextModel",
+    "internlm2": "InternLM2ForCausalLM",
 }
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 # Defaults of transformers' configuration classes for fields that text_config leaves out, as many published ones do. By
@@ -146,9 +174,10 @@ _TIED = (
 _PLACES = (
     ("language_model.model", "language_model"), ("model.language_model", None), ("thinker.model", "thinker"),
     ("model.text_model", None), ("model", None), ("model.language_model.model", "model.language_model"),
-    ("model.transformer", None),
+    ("model.transformer", None), ("text_model.model", "text_model"),
+    ("llm.model", "llm"),
 )  # fmt: skip
-_EMBEDDINGS = ("embed_tokens.weight", "wte.embedding")
+_EMBEDDINGS = ("embed_tokens.weight", "wte.embedding", "tok_embeddings.weight")
 _OF_THE_WHOLE = ("eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
 
 
@@ -156,18 +185,19 @@ class _TextPart:
     """Makes a family read its config and tensors from within a larger model."""
 
     embedding: Any
+    head_name: str
 
     def parts(self, source: Source) -> tuple[Source, Source]:
         for inside, outside in _PLACES:
             if any(f"{inside}.{name}" in source for name in _EMBEDDINGS):
-                head_place = inside if f"{inside}.lm_head.weight" in source else outside
+                head_place = inside if f"{inside}.{self.head_name}.weight" in source else outside
                 return source.at(inside), source if head_place is None else source.at(head_place)
         raise ConfigError("the checkpoint has no tensor embed_tokens.weight of a language model")
 
     def make_head(self, config: Any, source: Source) -> Head:
         # Some config.json files say that the head is tied although the checkpoint has a separate head.
-        tied = config.tie_word_embeddings and "lm_head.weight" not in source
-        return head(source, self.embedding, tied)
+        tied = config.tie_word_embeddings and f"{self.head_name}.weight" not in source
+        return head(source, self.embedding, tied, self.head_name)
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> Any:
@@ -181,13 +211,28 @@ def text_part(kind: type[Model]) -> type[Model]:
     return cast(type[Model], type(f"{kind.__name__}Text", (_TextPart, kind), {}))
 
 
-def text_architecture(file: ConfigFile) -> str:
-    """Return the architecture of the text part of a model of ANY_TEXT_PART."""
+def _by_model_type(file: ConfigFile) -> str:
     kind = _text_config(file).get("model_type") or ANY_TEXT_PART[file.architecture]
     if not isinstance(kind, str) or kind not in _FAMILIES:
         served = ", ".join(_FAMILIES)
-        raise ConfigError(f"model_type {kind!r} of the text part in config.json is unknown; served are {served}")
+        raise ConfigError(f"model_type {kind!r} of the text part in config.json is unknown; Baton serves {served}")
     return _FAMILIES[kind]
+
+
+def _by_version(file: ConfigFile) -> str:
+    version, parts = file.fields.get("version"), _VERSIONS[file.architecture]
+    if version is None and file.architecture == "MiniCPMV":
+        # The first two versions do not name theirs. Only 2.0 has the width of MiniCPM 2B.
+        version = "2.0" if file.fields.get("hidden_size") == 2304 else "2.5"
+    if str(version) not in parts:
+        raise ConfigError(f"version {version!r} in config.json is unknown; Baton serves {', '.join(parts)}")
+    return parts[str(version)]
+
+
+# For each kind of models with one of several text parts, what chooses the text part's architecture.
+CHOSEN_TEXT_PARTS: dict[str, Callable[[ConfigFile], str]] = {
+    **dict.fromkeys(ANY_TEXT_PART, _by_model_type), **dict.fromkeys(_VERSIONS, _by_version),
+}  # fmt: skip
 
 
 def text_fields(file: ConfigFile) -> ConfigFile:

@@ -16,8 +16,8 @@ from .sliding_windows import windows_in_turn
 class VaultGemmaConfig(LlamaConfig, frozen=True, kw_only=True):
     logit_softcap: float  # as in Gemma2Config
 
-    def layout(self) -> dict[str, Any]:
-        return {**super().layout(), "softcaps": [spec.softcap for spec in self.attention]}
+    def fingerprint_facts(self) -> dict[str, Any]:
+        return {**super().fingerprint_facts(), "softcaps": [spec.softcap for spec in self.attention]}
 
 
 class VaultGemmaLayer(LlamaLayer):

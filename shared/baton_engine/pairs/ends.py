@@ -9,7 +9,7 @@ import msgspec
 from baton_common.extent import Extent
 from baton_common.kv_layout import KvLayout
 from baton_common.rank_parts import most_links, rank_parts
-from baton_engine.executor import Fence, RanksFence
+from baton_engine.executor import Fence, RanksFence, StepMark
 
 from .messages import (
     CloseLinks,
@@ -129,9 +129,9 @@ class PairEnds:
         fence: Fence | None,
         then: Then,
     ) -> None:
-        """Copy an extent into a slot, after the fence, which only a pod of one rank can have. check: whether `then`
-        gets the checksum."""
-        self._run(pair, lambda number, known: PackParts(number, known, slot, tables, extent, check), then, fence)
+        """Copy an extent into a slot, after the fence. check: whether `then` gets the checksum."""
+        mark = _mark(fence)
+        self._run(pair, lambda number, known: PackParts(number, known, slot, tables, extent, check, mark), then, fence)
 
     def send(self, pair: int, slot: int, extent: Extent, then: Then) -> None:
         """Send what was packed. When `then` is called, the slot may be overwritten."""
@@ -145,8 +145,8 @@ class PairEnds:
         self, pair: int, slot: int, tables: list[list[int]], extent: Extent, fence: Fence | None, then: Then
     ) -> None:
         """Copy an extent that was received into the cache, after the fence and before later steps."""
-        launched = fence.launched if isinstance(fence, RanksFence) else 0
-        self._run(pair, lambda number, known: UnpackParts(number, known, slot, tables, extent, launched), then, fence)
+        mark = _mark(fence)
+        self._run(pair, lambda number, known: UnpackParts(number, known, slot, tables, extent, mark), then, fence)
 
     def settle(self) -> tuple[list[int], dict[int, str]]:
         """Call `then` for each operation that is over.
@@ -212,6 +212,11 @@ class PairEnds:
         if not operation.waiting:
             del self._operations[number]
             operation.then(operation.succeeded, combined(operation.sums))
+
+
+def _mark(fence: Fence | None) -> StepMark | None:
+    """Return where the other ranks have their own fence. A pod of one rank has no others."""
+    return fence.mark if isinstance(fence, RanksFence) else None
 
 
 def combined(sums: dict[int, int]) -> int:

@@ -7,6 +7,7 @@ number of a pair is that of the command that opened it.
 import msgspec
 
 from baton_common.extent import Extent
+from baton_engine.executor import StepMark
 
 
 class OpenLinks(msgspec.Struct, tag=True):
@@ -32,7 +33,10 @@ class CloseLinks(msgspec.Struct, tag=True):
 
 
 class PackParts(msgspec.Struct, tag=True):
-    """Copy the rank's parts of an extent into a slot. tables: as in KvCache.gather. check: compute their checksums."""
+    """Copy the rank's parts of an extent into a slot. tables: as in KvCache.gather. check: compute their checksums.
+
+    behind: where in the rank's work the KV is complete; None = it is complete now.
+    """
 
     number: int
     pair: int
@@ -40,6 +44,7 @@ class PackParts(msgspec.Struct, tag=True):
     tables: list[list[int]]
     extent: Extent
     check: bool
+    behind: StepMark | None
 
 
 class SendParts(msgspec.Struct, tag=True):
@@ -62,14 +67,17 @@ class ReceiveParts(msgspec.Struct, tag=True):
 
 
 class UnpackParts(msgspec.Struct, tag=True):
-    """Copy the rank's parts of an extent from a slot into its cache, after the fence. fence: as in RanksFence."""
+    """Copy the rank's parts of an extent from a slot into its cache.
+
+    behind: where in the rank's work the blocks are free for it; None = they are free now.
+    """
 
     number: int
     pair: int
     slot: int
     tables: list[list[int]]
     extent: Extent
-    fence: int
+    behind: StepMark | None
 
 
 PairCommand = OpenLinks | CloseLinks | PackParts | SendParts | ReceiveParts | UnpackParts

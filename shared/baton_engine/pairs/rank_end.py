@@ -90,7 +90,7 @@ class RankEnd:
         return bool(self._reports or self._closing) or self._copies.busy or self._scatters.busy or self._links.busy
 
     def execute(self, command: PairCommand, fence: Fence | None = None) -> None:
-        """fence: before a PackParts, or the one that an UnpackParts names; None = nothing to wait for."""
+        """fence: the rank's own one at the mark of a PackParts or UnpackParts; None = nothing to wait for."""
         match command:
             case OpenLinks():
                 self._open(command)

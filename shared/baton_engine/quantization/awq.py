@@ -39,16 +39,20 @@ class Awq(GroupedMethod, frozen=True):
         return Part(weight)
 
 
-def read_policy(fields: QuantizationFields) -> Callable[[str, bool, Callable[[str], bool]], Method]:
-    version = str(fields.fields.get("version") or "gemm").lower()
-    if version != "gemm":
-        raise fields.refuse(f"AWQ in the layout {version!r}", "served is gemm")
+def read_method(fields: QuantizationFields) -> Awq:
     # The older file has shorter names.
     bits = fields.count("bits" if "bits" in fields.fields else "w_bit", 4)
     if bits != 4:
-        raise fields.refuse(f"AWQ in {bits} bits", "served are 4")
+        raise fields.refuse(f"AWQ in {bits} bits", "Baton serves 4 bits")
     name = "group_size" if "group_size" in fields.fields else "q_group_size"
-    method = Awq(-1 if fields.fields.get(name) == -1 else fields.count(name, 128))
+    return Awq(-1 if fields.fields.get(name) == -1 else fields.count(name, 128))
+
+
+def read_policy(fields: QuantizationFields) -> Callable[[str, bool, Callable[[str], bool]], Method]:
+    version = str(fields.fields.get("version") or "gemm").lower()
+    if version != "gemm":
+        raise fields.refuse(f"AWQ in the layout {version!r}", "Baton serves gemm")
+    method = read_method(fields)
     left_out = NotConverted(fields.names("modules_to_not_convert"))
 
     def policy(name: str, sensitive: bool, stored: Callable[[str], bool]) -> Method:

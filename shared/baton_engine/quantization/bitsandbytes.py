@@ -1,6 +1,6 @@
 """NF4 and FP4 (Dettmers et al., "QLoRA", 2023) and INT8 (Dettmers et al., "LLM.int8()", 2022) of bitsandbytes.
 
-Activations are not rounded to 8 bits here, as LLM.int8() rounds those that are not outliers.
+LLM.int8() rounds activations that are not outliers to 8 bits. Here no activations are rounded.
 """
 
 from collections.abc import Callable
@@ -40,10 +40,10 @@ class FourBit(GroupedMethod, frozen=True):
         groups = inputs // size
         scales = _read_scales(source, name, outputs * groups, state).view(outputs, groups)
         stored = (outputs * inputs // 2, 1)
-        # Storage in other dtypes only changes how the bytes are counted.
+        # bitsandbytes can also store the same bytes in other dtypes, which Baton does not read.
         dtype = source.stored_dtype(f"{name}.weight")
         if dtype != torch.uint8:
-            raise ConfigError(f"{full}.weight stores its codes as {dtype}; served is bnb_4bit_quant_storage uint8")
+            raise ConfigError(f"{full}.weight stores its codes as {dtype}; Baton serves bnb_4bit_quant_storage uint8")
         pairs = source.take(f"{name}.weight", stored, dtype=torch.uint8).view(outputs, inputs // 2)
         # The high half of a byte comes first.
         codes = torch.stack((pairs >> 4, pairs & 15), dim=-1).flatten(1)[rows, columns]
@@ -65,7 +65,9 @@ class EightBit(GroupedMethod, frozen=True):
             # 0 stands for rows; other orders are of older GPUs.
             layout = source.take(f"{name}.weight_format", (), dtype=torch.uint8)
             if not layout.is_meta and int(layout):
-                raise ConfigError(f"{source.full_name(name)} has its weights in an order of older GPUs; served is row")
+                raise ConfigError(
+                    f"{source.full_name(name)} has its weights in an order of older GPUs; Baton serves rows"
+                )
         largest = source.take(f"{name}.SCB", (outputs,), (rows,), torch.float32)
         return Part(GroupedWeight("int8", codes.view(torch.uint8) ^ 128, (largest / 127)[:, None]))
 
@@ -106,7 +108,7 @@ def read_policy(fields: QuantizationFields) -> Callable[[str, bool, Callable[[st
     left_out = NotConverted(fields.names("llm_int8_skip_modules"))
 
     def policy(name: str, sensitive: bool, stored: Callable[[str], bool]) -> Method:
-        # Tools leave the head out without saying so.
+        # Tools do not quantize the head, and llm_int8_skip_modules does not mention it.
         quantized = stored(f"{name}.SCB") if eight else stored(f"{name}.weight.absmax")
         return DENSE if left_out.has(name) or not quantized else method
 

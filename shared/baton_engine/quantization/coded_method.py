@@ -33,7 +33,7 @@ class CodedMethod(msgspec.Struct, Generic[PartT], frozen=True):
     def product(
         self, parts: list[PartT], bias: torch.Tensor | None, order: Sequence[int] | None, source: Source
     ) -> Product:
-        """Return the product with parts stacked along their outputs. order: as in Method."""
+        """Return the product with parts stacked along their outputs. bias: of these outputs. order: as in Method."""
         raise NotImplementedError
 
     def load(
@@ -48,7 +48,7 @@ class CodedMethod(msgspec.Struct, Generic[PartT], frozen=True):
     ) -> Product:
         """As in Method."""
         parts = self.read_all(source, taken, inputs, columns, transposed)
-        return self.product(parts, load_biases(source, taken, order) if bias else None, order, source)
+        return self.product(parts, load_biases(source, taken) if bias else None, order, source)
 
     def read_all(
         self, source: Source, taken: list[Outputs], inputs: int, columns: slice, transposed: bool = False

@@ -17,7 +17,7 @@ from baton_kernels.reference.scaled_linear import ScaledWeight
 
 from .dense import DENSE
 from .fields import QuantizationFields
-from .fp8 import FP8, by_output, read_tile, take_one, tile_scales
+from .fp8 import FP8, by_output, read_tile, take_one, with_tiles
 from .grouped import GroupedMethod, Part, check_group, pack_codes
 from .mxfp4 import GROUP, split_pairs
 from .names import ExactOrPattern
@@ -28,7 +28,7 @@ from .scaled import ScaledMethod
 from .scaled_part import Part as ScaledPart
 
 _SERVED = (
-    "served are FP8 (float, 8 bits: per tensor, per channel or in blocks) and INT8 (symmetric, per tensor or per "
+    "Baton serves FP8 (float, 8 bits: per tensor, per channel or in blocks) and INT8 (symmetric, per tensor or per "
     "channel) with activations alike or none, INT4 and INT8 weights in groups without activations, and MXFP4, MXFP8 "
     "and NVFP4 weights"
 )
@@ -119,8 +119,9 @@ class Mxfp8(GroupedMethod, frozen=True):
         return Part(GroupedWeight("fp8", codes, held_exponents(scales)))
 
 
-# The formats of few columns that share a scale, by their layouts, with their bits and these columns. They may call for
-# activations of few bits, too, which only Blackwell's tensor cores take. Here activations keep theirs, as in vLLM.
+# Formats in which a few columns share a scale, by the names of their layouts: the bits of a code, these columns, and
+# the method. A config may also ask for activations of few bits. Only Blackwell's tensor cores take those, so here they
+# keep the engine's dtype, as in vLLM.
 _MICRO: dict[str, tuple[tuple[int, int], Method]] = {
     "mxfp4-pack-quantized": ((4, GROUP), Mxfp4()),
     "mxfp8-quantized": ((8, GROUP), Mxfp8()),
@@ -143,8 +144,7 @@ class EightBit(ScaledMethod, frozen=True):
         shape = outputs, inputs
         codes = source.take(f"{name}.weight", shape, (rows, columns), self.rows.dtype)
         if self.tile is not None:
-            scales = tile_scales(source, f"{name}.weight_scale", self.tile, shape, rows, columns)
-            weight = ScaledWeight(codes, scales, self.tile)
+            weight = with_tiles(source, f"{name}.weight_scale", codes, self.tile, shape, rows, columns)
         else:
             scales = _output_scales(source, name, outputs, rows, codes, self.per_output).float()
             weight = ScaledWeight(codes, scales, (1, codes.shape[1]))
@@ -168,7 +168,7 @@ class CompressedTensorsPolicy:
         self._groups = groups
 
     def __call__(self, name: str, sensitive: bool, stored: Callable[[str], bool]) -> Method:
-        # Routers are often no linear layers for the tool, so that the config does not mention them.
+        # The tool often does not treat a router as a linear layer, and its config then does not mention it.
         if self._ignored.has(name) or not stored(f"{name}.weight_scale"):
             return DENSE
         for fits in (

@@ -61,10 +61,8 @@ class DenseMethod(msgspec.Struct, frozen=True):
             else:
                 weights.append(source.take(f"{name}.weight", (size, inputs), (rows, columns)))
         weight = weights[0] if len(weights) == 1 else _stack(weights)
-        if order is not None:
-            weight = weight[torch.tensor(order, device=weight.device)]
-        added = load_biases(source, taken, order) if bias else None
-        return Dense(weight.contiguous(), added, source.ops)
+        added = in_order(load_biases(source, taken), order) if bias else None
+        return Dense(in_order(weight, order).contiguous(), added, source.ops)
 
     def weight(self, source: Source, taken: Outputs, inputs: int, columns: slice) -> torch.Tensor:
         return source.take(f"{taken.name}.weight", (taken.size, inputs), (taken.rows, columns))
@@ -81,11 +79,14 @@ def as_stored(name: str, sensitive: bool, stored: Callable[[str], bool]) -> Dens
     return DENSE
 
 
-def load_biases(source: Source, taken: list[Outputs], order: Sequence[int] | None) -> torch.Tensor:
-    """Return the biases of projections, which no format quantizes, stacked as Method.load stacks their weights."""
-    biases = [source.take(f"{name}.bias", (size,), (rows,)) for name, size, rows in taken]
-    bias = torch.cat(biases)
-    return bias if order is None else bias[torch.tensor(order, device=bias.device)]
+def load_biases(source: Source, taken: list[Outputs]) -> torch.Tensor:
+    """Return the biases of projections, which no format quantizes, one after another."""
+    return torch.cat([source.take(f"{name}.bias", (size,), (rows,)) for name, size, rows in taken])
+
+
+def in_order(outputs: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor:
+    """Return what a tensor has for each output, in the order that Method.load is asked for."""
+    return outputs if order is None else outputs[torch.tensor(order, device=outputs.device)]
 
 
 def _stack(weights: list[torch.Tensor]) -> torch.Tensor:

@@ -42,14 +42,30 @@ class Fp8(ScaledMethod, frozen=True):
         field = f"{name}.weight_scale_inv" if f"{name}.weight_scale_inv" in source else f"{name}.weight_scale"
         if self.tile is None:
             return Part(ScaledWeight(codes, by_output(take_one(source, field), codes), (1, codes.shape[1])), scale)
-        return Part(ScaledWeight(codes, tile_scales(source, field, self.tile, (outputs, inputs), rows, columns),
-                                 self.tile), scale)  # fmt: skip
+        return Part(with_tiles(source, field, codes, self.tile, (outputs, inputs), rows, columns), scale)
 
 
-def tile_scales(
+def with_tiles(
+    source: Source, name: str, codes: torch.Tensor, tile: tuple[int, int], shape: tuple[int, int], rows: slice,
+    columns: slice,
+) -> ScaledWeight:  # fmt: skip
+    """Return a part of a weight of this shape with the scales of its tiles. Each output has a scale of its own if the
+    part has some outputs of a tile, but not all.
+
+    name: of the scales. codes: of that part.
+    """
+    first, stop = rows.start // tile[0] * tile[0], min(-(-rows.stop // tile[0]) * tile[0], shape[0])
+    scales = _tile_scales(source, name, tile, shape, slice(first, stop), columns)
+    if (first, stop) == (rows.start, rows.stop):
+        return ScaledWeight(codes, scales, tile)
+    of_outputs = scales.repeat_interleave(tile[0], dim=0)[rows.start - first : rows.stop - first]
+    return ScaledWeight(codes, of_outputs.contiguous(), (1, tile[1]))
+
+
+def _tile_scales(
     source: Source, name: str, tile: tuple[int, int], shape: tuple[int, int], rows: slice, columns: slice
 ) -> torch.Tensor:
-    """Return the scales of the tiles of a part of a weight of this shape, float32."""
+    """Return the scales of whole tiles of a weight of this shape, float32."""
     parts = []
     for part, size, per_tile in zip((rows, columns), shape, tile, strict=True):
         # The last tile may be cut off.
@@ -83,7 +99,7 @@ def read_policy(fields: QuantizationFields) -> Callable[[str, bool, Callable[[st
     powers = fields.choice("scale_fmt", "float", ("float", "ue8m0")) == "ue8m0"
     tile = read_tile(fields.fields.get("weight_block_size"))
     if static and tile is not None:
-        raise fields.refuse("FP8 tiles and static activations", "served are tiles with dynamic activations")
+        raise fields.refuse("FP8 tiles and static activations", "Baton serves tiles with dynamic activations")
     group = 0 if tile is None else tile[1]
     method = Fp8(RowFormat(FP8, group=group, power_of_two=powers), tile, static)
     left_out = NotConverted([*fields.names("modules_to_not_convert"), *fields.names("ignored_layers")])
@@ -106,6 +122,6 @@ def read_tile(value: object) -> tuple[int, int] | None:
     valid = isinstance(value, list) and len(value) == 2 and all(type(size) is int and size > 0 for size in value)
     if not valid or not isinstance(value, list) or value[1] not in _WIDTHS:
         raise ConfigError(
-            f"the weights are quantized in tiles of {value!r}; served are [outputs, inputs] with {_WIDTHS} inputs"
+            f"the weights are quantized in tiles of {value!r}; Baton serves [outputs, inputs] with {_WIDTHS} inputs"
         )
     return value[0], value[1]

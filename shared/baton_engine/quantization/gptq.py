@@ -79,9 +79,9 @@ class GptqPolicy:
 def read_policy(fields: QuantizationFields) -> GptqPolicy:
     layout = fields.fields.get("checkpoint_format") or fields.fields.get("format") or "gptq"
     if layout not in ("gptq", "gptq_v2"):
-        raise fields.refuse(f"GPTQ in the layout {layout!r}", "served are gptq and gptq_v2")
+        raise fields.refuse(f"GPTQ in the layout {layout!r}", "Baton serves gptq and gptq_v2")
     less_one = layout == "gptq"
-    general = _method(fields, less_one)
+    general = read_method(fields, less_one)
     others = []
     for pattern, changes in fields.mapping("dynamic").items():
         if not isinstance(changes, dict):
@@ -89,14 +89,15 @@ def read_policy(fields: QuantizationFields) -> GptqPolicy:
                 f"dynamic in the quantization config has {changes!r} for {pattern!r}; it must be an object"
             )
         left_out = pattern.startswith("-:")
-        changed = None if left_out else _method(QuantizationFields({**fields.fields, **changes}), less_one)
+        changed = None if left_out else read_method(QuantizationFields({**fields.fields, **changes}), less_one)
         others.append((check_pattern(pattern.removeprefix("-:").removeprefix("+:")), changed))
     return GptqPolicy(general, others)
 
 
-def _method(fields: QuantizationFields, less_one: bool) -> Gptq:
+def read_method(fields: QuantizationFields, less_one: bool) -> Gptq:
+    """less_one: as in Gptq."""
     bits = fields.count("bits")
     if bits not in (4, 8):
-        raise fields.refuse(f"GPTQ in {bits} bits", "served are 4 and 8")
+        raise fields.refuse(f"GPTQ in {bits} bits", "Baton serves 4 and 8 bits")
     group = fields.fields.get("group_size", 128)
     return Gptq(bits, -1 if group == -1 else fields.count("group_size", 128), less_one)

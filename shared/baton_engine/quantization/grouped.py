@@ -18,7 +18,7 @@ from baton_kernels.reference.grouped_linear import (
 )
 
 from .coded_method import CodedMethod
-from .dense import Dense
+from .dense import Dense, in_order
 from .dense_experts import DenseExperts
 from .device import check_fp8
 from .quantized_experts import CodedExperts, read_experts
@@ -74,19 +74,20 @@ class GroupedMethod(CodedMethod[Part], frozen=True):
     ) -> Product:
         if not source.ops.keeps_codes:
             dense = torch.cat([part.dense(source.dtype) for part in parts])
-            return Dense(dense if order is None else dense[list(order)], bias, source.ops)
+            return Dense(in_order(dense, order), None if bias is None else in_order(bias, order), source.ops)
         check_kind(parts[0].weight, source)
         products, first = [], 0
         runs = merge(parts, lambda one, other: same(one.columns, other.columns) and _alike(one.weight, other.weight))
+        own_order = order if len(runs) == 1 else None
         for run in runs:
             weight = stack([part.weight for part in run])
             outputs = len(weight.codes)
-            if order is not None:
-                weight = weight.at(torch.tensor(order, device=source.device))
-            added = None if bias is None else bias[first : first + outputs]
+            if own_order is not None:
+                weight = weight.at(torch.tensor(own_order, device=source.device))
+            added = None if bias is None else in_order(bias[first : first + outputs], own_order)
             products.append(Grouped(Part(weight, run[0].columns), added, source.ops))
             first += outputs
-        return products[0] if len(products) == 1 else SideBySide(products, source.ops)
+        return products[0] if len(products) == 1 else SideBySide(products, source, order)
 
     def experts(self, source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:
         """As in Method."""

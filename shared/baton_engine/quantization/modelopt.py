@@ -63,5 +63,5 @@ def read_policy(fields: QuantizationFields) -> Callable[[str, bool, Callable[[st
 def _method(fields: QuantizationFields) -> Method:
     algorithm = fields.fields.get("quant_algo")
     if not isinstance(algorithm, str) or algorithm not in _METHODS:
-        raise fields.refuse(f"Model Optimizer's {algorithm!r}", f"served are {', '.join(_METHODS)}")
+        raise fields.refuse(f"Model Optimizer's {algorithm!r}", f"Baton serves {', '.join(_METHODS)}")
     return _METHODS[algorithm]

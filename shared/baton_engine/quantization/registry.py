@@ -31,6 +31,9 @@ FORMATS = {
     "modelopt": "modelopt",
     "modelopt_fp4": "modelopt",
     "bitsandbytes": "bitsandbytes",
+    "bitnet": "bitnet",
+    "auto-round": "auto_round",
+    "intel/auto-round": "auto_round",
 }
 # The formats of --quantization, for weights that are not quantized.
 ON_LOAD = ("fp8", "int8", "int4")
@@ -54,7 +57,7 @@ class Quantization(NamedTuple):
         if self.name == "none":
             return numbers
         if keeps_codes:
-            return f"{self.bits}-bit codes ({self.name})"
+            return f"{self._held_bits}-bit codes ({self.name})"
         kept = f"int8 or {numbers}" if self._keeps_int8 else numbers
         return f"{kept} from {self.bits}-bit codes ({self.name})"
 
@@ -76,16 +79,21 @@ class Quantization(NamedTuple):
                 on_load = self.name.startswith("on load") and kept
                 return elements * (self.bits / 8 if on_load else dtype.itemsize)
             if not on_cpu or (stored == torch.int8 and keeps_int8):
-                return elements * stored.itemsize
-            codes = {torch.int32: 32 // self.bits, torch.uint8: 2}
+                return elements * stored.itemsize * (self._held_bits / self.bits if stored == torch.uint8 else 1)
+            codes = {torch.int32: 32 // self.bits, torch.uint8: 4 if self.bits == 2 else 2}
             return elements * codes.get(stored, 1) * dtype.itemsize
 
         return size
 
     @property
+    def _held_bits(self) -> int:
+        """Of a code in a GPU's memory. No kernel reads codes of 2 bits, which become int8."""
+        return 8 if self.bits == 2 else self.bits
+
+    @property
     def _keeps_int8(self) -> bool:
         """Whether a CPU keeps codes that are int8."""
-        return self.name in ("compressed-tensors", "on load: int8") and has_int8_products()
+        return self.name in ("compressed-tensors", "on load: int8", "bitnet") and has_int8_products()
 
 
 def read_quantization(folder: Path, requested: str = "auto") -> Quantization:
@@ -105,13 +113,15 @@ def parse_quantization(config: dict[str, Any], requested: str = "auto", folder: 
         return Quantization("none", as_stored)
     method = fields.fields.get("quant_method")
     if not isinstance(method, str) or method not in FORMATS:
-        raise fields.refuse(f"{method!r}", f"served are {', '.join(FORMATS)}, and weights that are not quantized")
+        raise fields.refuse(f"{method!r}", f"Baton serves {', '.join(FORMATS)}, and weights that are not quantized")
     module = import_module(f".{FORMATS[method]}", __package__)
     return Quantization(method, cast(Policy, module.read_policy(fields)), _bits(fields))
 
 
 def _bits(fields: QuantizationFields) -> int:
     """Return the bits of a code, as far as the config says."""
+    if fields.fields.get("quant_method") == "bitnet":
+        return 2
     groups = [group for group in fields.mapping("config_groups").values() if isinstance(group, dict)]
     weights = [group["weights"] for group in groups if isinstance(group.get("weights"), dict)]
     found = [fields.fields.get("bits"), fields.fields.get("w_bit"), *(each.get("num_bits") for each in weights)]

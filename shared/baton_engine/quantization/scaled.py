@@ -14,7 +14,7 @@ from baton_kernels.reference.quantize import RowFormat, dequantize_rows_referenc
 from baton_kernels.reference.scaled_linear import ScaledWeight, dequantize_scaled_reference
 
 from .coded_method import CodedMethod
-from .dense import Dense
+from .dense import Dense, in_order
 from .device import check_fp8_if
 from .int8_on_cpu import MOST_INPUTS, Int8OnCpu, has_int8_products
 from .quantized_experts import CodedExperts, read_experts
@@ -82,7 +82,7 @@ class ScaledMethod(CodedMethod[Part], frozen=True):
         parts = self.read_all(source, taken, inputs, columns)
         if any(part.scale is not None for part in parts) or not self.rows.symmetric:
             raise ConfigError(f"{source.full_name(taken[0].name)} is an expert of static activations or with zeros; "
-                              "served are symmetric dynamic activations")  # fmt: skip
+                              "Baton serves symmetric dynamic activations")  # fmt: skip
         weight = _stack([part.weight for part in parts])
         return weight if source.ops.keeps_codes else dequantize_scaled_reference(weight, source.dtype)
 
@@ -99,17 +99,19 @@ class ScaledMethod(CodedMethod[Part], frozen=True):
         kind = self._kind(source, parts[0].weight.codes.shape[1])
         products: list[Product] = []
         first = 0
-        for run in merge(parts, lambda one, other: same(one.scale, other.scale) and same(one.zero, other.zero)):
+        runs = merge(parts, lambda one, other: same(one.scale, other.scale) and same(one.zero, other.zero))
+        own_order = order if len(runs) == 1 else None
+        for run in runs:
             weight = _stack([part.weight for part in run])
             outputs = len(weight.codes)
-            if order is not None:
-                weight = _reorder(weight, torch.tensor(order, device=source.device))
+            if own_order is not None:
+                weight = _reorder(weight, torch.tensor(own_order, device=source.device))
             if not self.rows.symmetric:
                 weight = weight._replace(sums=weight.codes.sum(dim=1, dtype=torch.int32))
-            added = None if bias is None else bias[first : first + outputs]
+            added = None if bias is None else in_order(bias[first : first + outputs], own_order)
             products.append(kind(run[0]._replace(weight=weight), added, self.rows, source.dtype, source.ops))
             first += outputs
-        return products[0] if len(products) == 1 else SideBySide(products, source.ops)
+        return products[0] if len(products) == 1 else SideBySide(products, source, order)
 
 
 def _stack(weights: list[ScaledWeight]) -> ScaledWeight:
@@ -117,7 +119,7 @@ def _stack(weights: list[ScaledWeight]) -> ScaledWeight:
     if len(weights) == 1:
         return weights[0]
     # A tile that has outputs of two projections would have two scales, so each output gets a scale of its own.
-    if any(len(weight.codes) % weight.tile[0] for weight in weights):
+    if any(len(weight.codes) % weight.tile[0] or weight.tile != weights[0].tile for weight in weights):
         weights = [_by_output(weight) for weight in weights]
     codes, scales = torch.cat([each.codes for each in weights]), torch.cat([each.scales for each in weights])
     return ScaledWeight(codes, scales, weights[0].tile)

@@ -6,24 +6,27 @@ from typing import TypeVar
 import torch
 
 from baton_engine.inputs import NUMBERS, InputRows, Inputs
-from baton_engine.ops import Ops
-from baton_engine.source import Product
+from baton_engine.source import Product, Source
 
 Part = TypeVar("Part")
 
 
 class SideBySide:
-    """The results of several products, one after another."""
+    """The results of several products, one after another and then in the order that Method.load is asked for."""
 
     # The products may round their inputs in different ways.
     inputs: Inputs = NUMBERS
 
-    def __init__(self, products: Sequence[Product], ops: Ops) -> None:
+    def __init__(self, products: Sequence[Product], source: Source, order: Sequence[int] | None) -> None:
         self._products = products
-        self._ops = ops
+        self._ops = source.ops
+        self._order = None if order is None else torch.tensor(order, device=source.device)
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return torch.cat([product(x) for product in self._products], dim=1, out=out)
+        results = [product(x) for product in self._products]
+        if self._order is None:
+            return torch.cat(results, dim=1, out=out)
+        return torch.index_select(torch.cat(results, dim=1), 1, self._order, out=out)
 
     def gated(self, x: torch.Tensor, activation: str, into: Inputs) -> InputRows:
         return into.gate(self._ops, self(x), activation)

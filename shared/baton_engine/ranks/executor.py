@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from baton_engine.config import ConfigError, EngineConfig
-from baton_engine.executor import Fence, Launched, RanksFence
+from baton_engine.executor import Fence, Launched, RanksFence, StepMark
 from baton_engine.kv_dtype import choose_kv_dtype
 from baton_engine.loading import Progress
 from baton_engine.model_config import ModelConfig
@@ -91,12 +91,12 @@ class RanksExecutor:
         self._processes.send(Launch(plan))
         self._launches += 1
         with self._processes.explained(RankDied):
-            return _Launched(self._runner.launch(plan), self._processes)
+            return _Launched(self._runner.launch(plan), self._processes, self._launches)
 
     def fence(self) -> Fence | None:
         """As in Executor. Pieces that come over the host need no fence: their KV is written in the stream of the
         steps."""
-        return RanksFence(self._launches, self._runner.fence())
+        return RanksFence(StepMark(self._launches), self._runner.fence())
 
     def pair_ends(self) -> PairEnds:
         """Return the ends of pairs with other pods' GPUs. To be called once."""
@@ -110,10 +110,10 @@ class RanksExecutor:
 
 
 class _Launched:
-    """A step that has been launched on all ranks."""
+    """A step that has been launched on all ranks. number: how many had been launched with this one."""
 
-    def __init__(self, launched: Launched, processes: RankProcesses) -> None:
-        self._launched, self._processes = launched, processes
+    def __init__(self, launched: Launched, processes: RankProcesses, number: int) -> None:
+        self._launched, self._processes, self._number = launched, processes, number
         self._ends_by = time.monotonic() + LONGEST_STEP_S
 
     def draw_masked(self, masks: np.ndarray) -> None:
@@ -131,5 +131,5 @@ class _Launched:
         return done
 
     def layers_ready(self) -> tuple[int, Fence | None]:
-        # Rank 0 writes the KV of a layer after all ranks have added up the layer before, whose KV they had written.
-        return max(self._launched.layers_ready()[0] - 1, 0), None
+        layers, own = self._launched.layers_ready()
+        return layers, RanksFence(StepMark(self._number, layers), own)

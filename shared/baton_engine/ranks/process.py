@@ -9,7 +9,6 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,8 +17,8 @@ import torch
 
 from baton_common.logging import configure_logging
 from baton_engine.config import ConfigError
-from baton_engine.executor import Fence, Launched
-from baton_engine.pairs.messages import Report, UnpackParts
+from baton_engine.executor import LaunchedHere
+from baton_engine.pairs.messages import PackParts, Report, UnpackParts
 from baton_engine.pairs.rank_end import RankEnd
 from baton_engine.runner import Runner
 from baton_engine.runners import make_local_runner, read_model
@@ -47,6 +46,7 @@ from .messages import (
 from .results_sender import ResultsSender
 from .ring import RingReader, RingWriter, map_memory
 from .seat import Seat
+from .step_fences import StepFences
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +56,6 @@ _HEARTBEAT_S = 0.2
 _SPIN_S = 0.002
 # While transfers run, a rank checks this often whether they are over.
 _POLL_S = 0.00005
-# The number of latest steps that have fences. Older steps are over, since fewer than this are in flight.
-_FENCES = 8
 
 
 class Rank:
@@ -91,9 +89,8 @@ class Rank:
         self._part = KvPart(self._runner.cache)
         self._end = RankEnd(self._runner.cache, layout, seat.rank, seat.ranks)
         self._reports: list[Report] = []
-        self._launched: Launched | None = None
-        self._launches = 0
-        self._fences: deque[tuple[int, Fence | None]] = deque(maxlen=_FENCES)
+        self._launched: LaunchedHere | None = None
+        self._fences = StepFences()
         if device.type == "cuda":
             pin(exchange)
             ring.spin_s = _SPIN_S
@@ -119,8 +116,7 @@ class Rank:
             case Launch(plan, drawn):
                 self._runner.learn(drawn)
                 self._launched = self._runner.launch(plan)
-                self._launches += 1
-                self._fences.append((self._launches, self._runner.fence()))
+                self._fences.add(self._launched, self._runner.fence())
                 if not plan.masked:
                     self._send_results(self._launched)
             case DrawMasked(masks):
@@ -137,9 +133,8 @@ class Rank:
                 if found is not None:
                     self._part.scatter(tables, found.extent, self._exchange[: self._part.size(found.extent)])
                 os.eventfd_write(self._confirmed, 1)
-            case UnpackParts(fence=launched):
-                fence = next((fence for number, fence in self._fences if number >= launched), None)
-                self._end.execute(command, fence)
+            case PackParts(behind=mark) | UnpackParts(behind=mark) if mark is not None:
+                self._end.execute(command, self._fences.at(mark))
             case _:
                 self._end.execute(command)
 
@@ -151,7 +146,7 @@ class Rank:
                 self._socket.send(msgspec.json.encode(Reports(self._reports)), socket.MSG_DONTWAIT)
                 self._reports = []
 
-    def _send_results(self, launched: Launched) -> None:
+    def _send_results(self, launched: LaunchedHere) -> None:
         """Send the results of a step, whose draws have been launched, to the engine process."""
         if self._sender is not None:
             self._sender.put(launched)
@@ -168,7 +163,7 @@ def _heartbeat(board: Board, rank: int, parent: int) -> None:
 
 def _fail(sock: socket.socket, message: Failed) -> None:
     sock.send(msgspec.json.encode(message))
-    # This rank does not wait for work that waits for other ranks.
+    # A normal exit would wait for work on the GPU, which may wait for other ranks for ever.
     os._exit(1)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from baton_engine.config import EngineConfig
-from baton_engine.executor import Fence, Launched
+from baton_engine.executor import Launched, WithoutLayers
 from baton_engine.loading import Progress
 from baton_engine.model_config import ModelConfig
 from baton_engine.results import Results
@@ -20,7 +20,8 @@ from .processes import RankDied, RankProcesses
 
 
 class StagesExecutor(RanksExecutor):
-    """Implements Executor. As many steps are in flight as there are stages, of different sequences.
+    """Implements Executor. As many steps are in flight as there are stages. A decoding sequence is in only one of them;
+    chunks of one prompt may be in several.
 
     The last stage draws. Its results come to this process, and the tokens go to the other stages with a later plan.
     """
@@ -65,8 +66,9 @@ class StagesExecutor(RanksExecutor):
         return results
 
 
-class _Step:
-    """A step that all stages have been told to compute."""
+class _Step(WithoutLayers):
+    """A step that all stages have been told to compute. A layer that one stage has completed says nothing about the
+    other stages, so the step reports no layers."""
 
     def __init__(self, plan: StepPlan, processes: RankProcesses, read: Callable[[], Results], longest_s: float) -> None:
         self.rows, self.rows_in_use = plan.rows, set(plan.rows)
@@ -85,7 +87,3 @@ class _Step:
         if not done and time.monotonic() > self._ends_by:
             raise RankDied(f"a step has not ended for {self._longest_s:g} s: GPUs of the stages wait for each other")
         return done
-
-    def layers_ready(self) -> tuple[int, Fence | None]:
-        """Return no layers: that one is complete on one stage says nothing about the others."""
-        return 0, None

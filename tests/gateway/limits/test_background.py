@@ -65,12 +65,12 @@ async def test_revocation_is_followed_after_a_failure_and_the_failure_is_counted
     file.write_text("tenants: {}")
     reload, failed = Tenants._reload, False
 
-    def fail_once(self: Tenants, path: Path) -> None:
+    async def fail_once(self: Tenants, path: Path) -> None:
         nonlocal failed
         if not failed:
             failed = True
             raise KeyError("unforeseen")
-        reload(self, path)
+        await reload(self, path)
 
     monkeypatch.setattr(Tenants, "_reload", fail_once)
     name = "baton_gateway_background_task_failures_total"

@@ -21,6 +21,7 @@ from baton_gateway.tenancy.keys import make_key, utc_now
 from baton_gateway.tenancy.limits.redis_store import connect
 from baton_gateway.tenancy.tenants import Tenants, TenantsError, read_tenants
 
+from ..loop_watch import not_held
 from .conftest import RedisServer
 
 TENANTS = """
@@ -125,6 +126,23 @@ async def test_changes_of_the_file_are_seen_and_broken_ones_ignored(
     await asyncio.to_thread(file.write_text, "tenants: {a: {requests_per_minute: many}}")
     await within_a_second(lambda: "stay as they were" in caplog.text)
     assert tenants.identify(new_text) is not None
+    await tenants.stop()
+
+
+async def test_thousands_of_keys_are_read_while_the_loop_goes_on(file: Path) -> None:
+    tenants = Tenants(file)
+    tenants.start()
+    text, key = make_key("small")
+    others = [make_key("small")[1] for _ in range(8000)]
+
+    async def change() -> None:
+        content = {"tenants": {"small": {"weight": 1 + time.time()}}, "keys": [*others, key]}
+        await asyncio.to_thread(lambda: file.write_bytes(msgspec.json.encode(content)))
+        known = tenants.known
+        while tenants.known is known or tenants.identify(text) is None:
+            await asyncio.sleep(0.01)
+
+    await not_held(change)
     await tenants.stop()
 
 

@@ -395,6 +395,25 @@ async def test_who_has_no_requests_left_is_refused_before_the_body_is_read(tmp_p
         assert (await unreadable()).status_code == 400
 
 
+@pytest.mark.parametrize(
+    "reply", [b"+OK\r\n", b"$abc\r\n", b"*1\r\n:0\r\n", b"*4\r\n:99\r\n:0\r\n:0\r\n:0\r\n", b"*-5\r\n"]
+)
+@pytest.mark.parametrize(("redis_lost", "status"), [("local", 200), ("refuse", 503)])
+async def test_a_redis_that_sends_nonsense_is_lost(
+    tmp_path: Path, model_folder: Path, redis_lost: str, status: int, reply: bytes
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(65_536):
+            writer.write(reply)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with house(tmp_path, model_folder, {"a": {}}, redis_url=url, redis_lost=redis_lost) as it:
+        assert [(await it.ask("a")).status_code for _ in range(2)] == [status] * 2
+    server.close()
+
+
 async def test_one_request_at_a_time_tries_a_lost_redis(
     tmp_path: Path, model_folder: Path, redis_server: RedisServer
 ) -> None:

@@ -1,0 +1,46 @@
+"""Latent attention over selected tokens through torch's scaled_dot_product_attention."""
+
+import torch
+
+from baton_engine.attention_spec import AttentionSpec
+from baton_engine.kv_cache import KvCache
+from baton_engine.latent_spec import IndexedLatentSpec
+from baton_kernels.reference.indexed import index_scores_reference, selection_reference
+
+from .backend import AttentionBatch, StepLimits
+from .torch_latent import TorchLatent
+
+
+class TorchIndexed(TorchLatent):
+    """Tokens that are not selected are masked."""
+
+    def __init__(self, cache: KvCache, num_heads: int, specs: tuple[AttentionSpec, ...], limits: StepLimits) -> None:
+        super().__init__(cache, num_heads, specs, limits)
+        self._selected: list[torch.Tensor | None] = []
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        super().prepare(batch)
+        self._selected = [None] * len(self._calls)
+
+    def select(self, layer: int, queries: torch.Tensor, weights: torch.Tensor) -> None:
+        spec, index_keys, group = self._spec, self._cache.layer(layer)[1], self._cache.group_of(layer)
+        assert isinstance(spec, IndexedLatentSpec)
+        for index, call in enumerate(self._calls):
+            if call.length <= spec.selected:
+                continue
+            read = call.keys[spec.reach]
+            # A token that no query sees may hold anything, also NaN.
+            keys = index_keys.index_select(0, read.blocks[group]).flatten(0, 2).index_fill_(0, read.unseen, 0.0)
+            shape = call.sequences, call.queries, -1
+            q, of_heads = (x[call.rows].view(*shape[:2], *x.shape[1:]) for x in (queries, weights))
+            scores = index_scores_reference(q, of_heads, keys.view(call.sequences, -1, spec.index_dim))
+            seen = super()._mask_of(index)
+            if seen is None:
+                seen = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device).tril_()
+            selected = selection_reference(scores, seen.view(shape).expand(scores.shape), spec.selected)
+            # As _Call.masks has it.
+            self._selected[index] = selected[:, :, None] if call.queries == 1 else selected[:, None]
+
+    def _mask_of(self, call: int) -> torch.Tensor | None:
+        selected = self._selected[call]
+        return super()._mask_of(call) if selected is None else selected

@@ -1,0 +1,124 @@
+"""Latent attention over selected tokens through our Triton kernels."""
+
+import itertools
+
+import msgspec
+import torch
+
+from baton_engine.attention_spec import AttentionSpec
+from baton_engine.kv_cache import KvCache
+from baton_engine.latent_spec import IndexedLatentSpec
+from baton_engine.transfer import pack_to_device
+from baton_kernels.decode_parts import DecodeParts, plan_parts
+from baton_kernels.head_products import absorb_queries, values_of
+from baton_kernels.index_scores import index_scores, select_slots
+from baton_kernels.latent_decode import latent_decode
+
+from .backend import AttentionBatch, StepLimits
+from .triton_latent import TritonLatent
+
+_TOKENS = 8  # queries that the scores of a chunk share their keys with
+# Queries whose scores and partial results are in memory at a time, except for decodes, which are all in one call.
+_MOST_QUERIES = 256
+
+
+class _Selected(msgspec.Struct):
+    """Queries that attend to selected tokens in one call.
+
+    queries: rows of the step's tokens. lengths: [queries] int32, the tokens that each query sees. rows: [queries]
+    int64, of the tables. tokens, firsts, groups: of the groups whose keys are scored, as index_scores has them. parts:
+    of the selected tokens. slots: the last selection, as select_slots returns it.
+    """
+
+    queries: slice
+    lengths: torch.Tensor
+    rows: torch.Tensor
+    tokens: int
+    firsts: torch.Tensor | None
+    groups: DecodeParts
+    parts: DecodeParts
+    slots: torch.Tensor | None = None
+
+
+class TritonIndexed(TritonLatent):
+    """Chunks whose sequences are so short that all tokens are selected are computed as in TritonLatent. All other
+    tokens are absorbed, and each has a list of slots in place of a block table."""
+
+    def __init__(self, cache: KvCache, num_heads: int, specs: tuple[AttentionSpec, ...], limits: StepLimits) -> None:
+        super().__init__(cache, num_heads, specs, limits)
+        assert isinstance(self._spec, IndexedLatentSpec)
+        self._most = self._spec.selected
+        self._selected: list[_Selected] = []
+        # A CUDA graph must not be the first to need these numbers, since its capture would leave them undefined.
+        self._rows_in_order(max(limits.sequences, _MOST_QUERIES))
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        self._selected = []
+        super().prepare(batch)
+        longer = [
+            index for index in range(batch.decodes, len(batch.lengths)) if not self._reads_all(batch.lengths[index])
+        ]
+        calls = [
+            (index, first, min(first + _MOST_QUERIES, batch.starts[index + 1]))
+            for index in longer
+            for first in range(batch.starts[index], batch.starts[index + 1], _MOST_QUERIES)
+        ]
+        arrays = [array for call in calls for array in self._chunk(batch, *call)]
+        uploaded = iter(pack_to_device(arrays, self._cache.device) if arrays else [])
+        each = 1 if self._limits.deterministic else _TOKENS
+        for _, first, end in calls:
+            lengths, rows, group_lengths, firsts, group_rows = itertools.islice(uploaded, 5)
+            groups = plan_parts(group_lengths, group_rows.long(), self._capacity, self._none)
+            self._note(slice(first, end), lengths, rows.long(), each, firsts, groups)
+
+    def use_rows(self, tables: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor) -> None:
+        self._selected = []
+        super().use_rows(tables, rows, lengths)
+
+    def _reads_all(self, length: int) -> bool:
+        return length <= self._most
+
+    def _absorb_decodes(self, rows: torch.Tensor, lengths: torch.Tensor) -> None:
+        if self._reads_all(self._limits.keys):
+            super()._absorb_decodes(rows, lengths)
+            return
+        groups = plan_parts(lengths, rows, self._capacity, self._none)
+        self._note(slice(0, len(rows)), lengths, rows, 1, None, groups)
+
+    def _chunk(self, batch: AttentionBatch, index: int, first: int, end: int) -> list[list[int]]:
+        """Return lengths and rows of the queries first to end of a chunk, and lengths, first queries and rows of their
+        groups, which count from 0."""
+        count, each = end - first, 1 if self._limits.deterministic else _TOKENS
+        before = batch.lengths[index] - (batch.starts[index + 1] - first)
+        firsts = [*range(0, count, each), count]
+        lengths = list(range(before + 1, before + count + 1))
+        return [lengths, [index] * count, [before + last for last in firsts[1:]], firsts, [index] * (len(firsts) - 1)]
+
+    def _note(
+        self, queries: slice, lengths: torch.Tensor, rows: torch.Tensor, tokens: int, firsts: torch.Tensor | None,
+        groups: DecodeParts,
+    ) -> None:  # fmt: skip
+        own = self._rows_in_order(len(rows))
+        parts = plan_parts(lengths.clamp(max=self._most), own, self._capacity, self._none)
+        self._selected.append(_Selected(queries, lengths, rows, tokens, firsts, groups, parts))
+
+    def select(self, layer: int, queries: torch.Tensor, weights: torch.Tensor) -> None:
+        index_keys, tables = self._cache.layer(layer)[1], self._tables[self._cache.group_of(layer)]
+        for call in self._selected:
+            scores = index_scores(
+                queries[call.queries], weights[call.queries], index_keys, tables, call.groups, self._limits.keys,
+                call.tokens, call.firsts,
+            )  # fmt: skip
+            call.slots = select_slots(scores, call.lengths, call.rows, tables, index_keys.shape[1], self._most)
+
+    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, weights: torch.Tensor | None = None) -> None:
+        super().attend(layer, q, out, weights)
+        assert weights is not None
+        # Each token is a block of its own, so that the slots are the numbers of blocks.
+        spec, fixed, latents = self._spec, self._limits.deterministic, self._cache.layer(layer)[0]
+        tokens = latents.view(-1, 1, 1, latents.shape[3])
+        for call in self._selected:
+            assert call.slots is not None
+            absorbed = absorb_queries(q[call.queries], weights, spec.rope_dim, fixed)
+            attended = latent_decode(absorbed, tokens, call.slots, call.parts, spec.scale, spec.rank, 1, None)
+            values_of(attended, weights, out[call.queries], fixed)

@@ -1,0 +1,54 @@
+"""Selects the tokens that latent attention goes over (DeepSeek-AI, "DeepSeek-V3.2", 2025)."""
+
+import torch
+from torch.nn import functional
+
+from baton_engine.context import Context
+from baton_engine.latent_spec import IndexedLatentSpec
+from baton_engine.source import Source
+
+from .linear import Linear
+
+_EPS = 1e-6
+
+
+class Indexer:
+    """Scores the tokens in the cache for each new token, as index_scores_reference does. All ranks compute the same.
+
+    source: of the tensors in `indexer`. hidden: elements of a hidden state. low_rank: elements of the vectors that
+    queries are made of. rotary: as rotary_tables returns them for rope_dim. interleaved: as in LatentAttention, for the
+    indexer alone.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        layer: int,
+        spec: IndexedLatentSpec,
+        *,
+        hidden: int,
+        low_rank: int,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+        interleaved: bool,
+    ) -> None:
+        heads, dim = spec.index_heads, spec.index_dim
+        self._layer, self._heads, self._ops = layer, heads, source.ops
+        self._rotary, self._interleaved = rotary, interleaved
+        self._queries = Linear(source, ["wq_b"], [heads * dim], low_rank, sensitive=True)
+        self._keys = Linear(source, ["wk"], [dim], hidden, sensitive=True)
+        norm = source.at("k_norm")
+        self._norm = norm.take("weight", (dim,)), norm.take("bias", (dim,))
+        # The products of each head are scaled by dim ** -0.5, and their sum by heads ** -0.5. The weights can contain
+        # both factors, because relu commutes with them.
+        factor = (heads * dim) ** -0.5
+        self._weights = source.take("weights_proj.weight", (heads, hidden), dtype=torch.float32) * factor
+
+    def __call__(self, x: torch.Tensor, made_of: torch.Tensor, ctx: Context) -> None:
+        """x: [T, hidden]. made_of: [T, low_rank]. Afterwards the index keys of the tokens are in the cache, and this
+        layer's attention goes over what was selected."""
+        slots, _, index_keys = ctx.cache(self._layer)
+        q = self._ops.index_rope_and_cache(
+            self._queries(made_of), self._keys(x), *self._norm, _EPS, self._rotary, self._interleaved, ctx.positions,
+            slots, index_keys, self._heads,
+        )  # fmt: skip
+        ctx.select(self._layer, q, functional.linear(x.float(), self._weights))
