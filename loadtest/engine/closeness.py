@@ -42,7 +42,7 @@ from baton_engine.config import EngineConfig
 from baton_engine.engine import Engine
 from baton_engine.sampling import SamplingParams
 from baton_engine.sequence import Request
-from loadtest.engine.random_families import FAMILIES, REAL, TINY, TINY_HEADS, make_model
+from loadtest.engine.random_families import FAMILIES, REAL, TINY, make_model, tiny_heads
 
 FACTOR = 2.0
 CANDIDATES = 16  # logits near a softcap have many that rounding can swap, but only some have large errors
@@ -262,8 +262,7 @@ class Family:
 def compare(family: str, arguments: argparse.Namespace, device: str) -> bool:
     """Print a line for each way and dtype of a family, and return whether all are good."""
     own = FAMILIES[family]
-    heads = {name: value for name, value in TINY_HEADS.items() if name in own}
-    fields = {**TINY, **own, **heads} if arguments.tiny else {**REAL, **own}
+    fields = {**TINY, **own, **tiny_heads(own)} if arguments.tiny else {**REAL, **own}
     prompts = make_prompts(arguments.prompts, arguments.longest, fields["vocab_size"], arguments.seed)
     all_good = True
     with tempfile.TemporaryDirectory() as name:

@@ -305,6 +305,15 @@ TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "voc
 TINY_HEADS = {"head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
+def tiny_heads(own: dict[str, Any]) -> dict[str, int]:
+    """Return the heads of a tiny model of a family with these fields. If the family has as many KV heads as query
+    heads, so has the model."""
+    heads = {name: value for name, value in TINY_HEADS.items() if name in own}
+    if own.get("num_key_value_heads") == own.get("num_attention_heads") and "num_key_value_heads" in own:
+        heads["num_key_value_heads"] = heads["num_attention_heads"]
+    return heads
+
+
 def make_model(folder: Path, family: str, fields: dict[str, Any], seed: int) -> None:
     """Write a random model of a family, its configuration and weights as transformers itself writes them."""
     if family == "qwen":
