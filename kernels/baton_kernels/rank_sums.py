@@ -1,4 +1,9 @@
-"""All-reduce between GPUs that read each other's memory.
+"""All-reduce between GPUs that read and write each other's memory.
+
+Pushed, each rank writes its message into the memory of every other rank, and reads those of the others from its own
+memory. Each word of 4 bytes travels beside a mark, the number of the sum, in one store of 8 bytes, so a word has
+arrived when its mark has (NCCL's protocol LL). This sends twice as many bytes, but they cross the link once, one way,
+and no rank waits at a barrier.
 
 In one step (a one-shot all-reduce), each rank copies its message into memory that all ranks read, waits at a barrier
 for the other ranks, and adds up all messages. That takes one barrier per sum, where a ring takes at least one exchange
@@ -17,6 +22,18 @@ from .overlap import let_next_start, overlap_options, wait_for_inputs
 
 VECTOR_BYTES = 16  # bytes that a thread reads or writes at once; the size of a message is a multiple of it
 _PROGRAM_BYTES = 128 * VECTOR_BYTES  # bytes of a message that one program adds up
+_PUSHED_BYTES = _PROGRAM_BYTES // 2  # the same where they travel with marks, which need as many bytes
+
+
+@triton.jit
+def _numbers(words, kind: tl.constexpr, SIZE: tl.constexpr):
+    """Return the numbers of SIZE bytes in words [n] of 4 bytes, as float32 [4 n / SIZE]."""
+    if SIZE == 4:
+        numbers = words.to(kind, bitcast=True)
+    else:
+        halves = tl.reshape(tl.join(words, words >> 16), (2 * words.shape[0],))
+        numbers = halves.to(tl.int16).to(kind, bitcast=True)
+    return numbers.to(tl.float32)
 
 
 @triton.jit
@@ -57,6 +74,43 @@ def _sum_of(own, memories, at, real, kind: tl.constexpr, RANK: tl.constexpr, RAN
 
 
 # One compiled kernel serves messages of all sizes.
+@triton.jit(do_not_specialize=["vectors"])
+def _pushed_sum_kernel(
+    words, out, memories, counts, vectors, room, RANK: tl.constexpr, RANKS: tl.constexpr, WORDS: tl.constexpr,
+    SIZE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    let_next_start(OVERLAP)
+    program = tl.program_id(0)
+    at = program * WORDS + tl.arange(0, WORDS)
+    real = at < vectors * 4
+    wait_for_inputs(OVERLAP)
+    count = tl.load(counts + program) + 1
+    # What arrived for the last sum but one has been read: since then all ranks have sent words of the last one.
+    half = count % 2 * RANKS * room
+    mark = (count & 0xFFFFFFFF) << 32
+    own = tl.load(words + at, mask=real, other=0)
+    marked = mark | (own.to(tl.int64) & 0xFFFFFFFF)
+    for rank in tl.static_range(RANKS):
+        if rank != RANK:
+            theirs = _memory_of(rank, memories, tl.pointer_type(tl.int64))
+            tl.store(theirs + half + RANK * room + at, marked, mask=real)
+    # All ranks add in the order of ranks, so that their results are bitwise equal.
+    total = tl.zeros((4 // SIZE * WORDS,), tl.float32)
+    for rank in tl.static_range(RANKS):
+        if rank == RANK:
+            total += _numbers(own, out.dtype.element_ty, SIZE)
+        else:
+            arriving = _memory_of(RANK, memories, tl.pointer_type(tl.int64)) + half + rank * room + at
+            # The load must bypass the caches, which do not see what other GPUs write.
+            part = tl.load(arriving, mask=real, other=0, volatile=True)
+            while tl.max((tl.where(real, (part ^ mark) >> 32, 0) != 0).to(tl.int32), axis=0) > 0:
+                part = tl.load(arriving, mask=real, other=0, volatile=True)
+            total += _numbers(part.to(tl.int32), out.dtype.element_ty, SIZE)
+    here = program * (4 // SIZE * WORDS) + tl.arange(0, 4 // SIZE * WORDS)
+    tl.store(out + here, total.to(out.dtype.element_ty), mask=here < vectors * (16 // SIZE))
+    tl.store(counts + program, count)
+
+
 @triton.jit(do_not_specialize=["vectors"])
 def _rank_sum_kernel(
     y, out, memories, flags, counts, vectors, half, RANK: tl.constexpr, RANKS: tl.constexpr, VECTOR: tl.constexpr,
@@ -117,12 +171,34 @@ def programs_of(size: int, parts: int = 1) -> int:
     return -(-size // (parts * _PROGRAM_BYTES))
 
 
-def rank_sum(
-    y: torch.Tensor, memories: torch.Tensor, flags: torch.Tensor, counts: torch.Tensor, half: int, rank: int
+def pushing_programs_of(size: int) -> int:
+    """Return how many programs push and add up a message of `size` bytes."""
+    return -(-size // _PUSHED_BYTES)
+
+
+def pushed_rank_sum(
+    y: torch.Tensor, memories: torch.Tensor, counts: torch.Tensor, room: int, rank: int
 ) -> torch.Tensor:
     """Return the sum of the ranks' y, which all of them pass at the same time.
 
-    y: contiguous, of VECTOR_BYTES or a multiple, and of at most half bytes. memories, flags: [ranks] int64, the
+    y: contiguous, of VECTOR_BYTES or a multiple, and of at most room bytes. memories: [ranks] int64, the addresses at
+    which each rank has memory of 4 * ranks * room bytes. counts: [programs] int64 of this rank alone. Memory and counts
+    are zero at first.
+    """
+    out = torch.empty_like(y)
+    _pushed_sum_kernel[(pushing_programs_of(y.nbytes),)](
+        y.view(-1).view(torch.int32), out, memories, counts, y.nbytes // VECTOR_BYTES, room // 4, RANK=rank,
+        RANKS=len(memories), WORDS=_PUSHED_BYTES // 4, SIZE=y.element_size(), num_warps=4, **overlap_options(y.device),
+    )  # fmt: skip
+    return out
+
+
+def rank_sum(
+    y: torch.Tensor, memories: torch.Tensor, flags: torch.Tensor, counts: torch.Tensor, half: int, rank: int
+) -> torch.Tensor:
+    """Do the same as pushed_rank_sum in one step.
+
+    y: at most half bytes. memories, flags: [ranks] int64, the
     addresses at which each rank has memory of 2 * half bytes, and int64 flags [programs, ranks], which are zero at
     first. counts: [programs] int64 of this rank alone, zero at first.
     """
@@ -138,7 +214,7 @@ def rank_sum(
 def two_step_rank_sum(
     y: torch.Tensor, memories: torch.Tensor, sums: torch.Tensor, flags: torch.Tensor, counts: torch.Tensor, rank: int
 ) -> torch.Tensor:
-    """Do the same as rank_sum in two steps.
+    """Do the same as pushed_rank_sum in two steps.
 
     memories, sums: [ranks] int64, the addresses at which each rank has memory of y's size. flags, counts: as in
     rank_sum, but not the same ones.

@@ -2,7 +2,7 @@
 
 A plan's time is measured from before it is encoded until this process learns that all ranks have decoded it, so it
 includes the way back. Ranks all-reduce hidden states of decode steps as they do in service on GPUs, and over gloo on
-CPUs. GPUs also all-reduce messages of each size within a CUDA graph: over NCCL, and over symmetric memory in one step
+CPUs. GPUs also all-reduce messages of each size within a CUDA graph: over NCCL, and over symmetric memory, pushed, in one step
 and in two. Sums over symmetric memory must equal the float32 sums of all ranks' messages.
 """
 
@@ -109,6 +109,8 @@ def time_ways(rank: int, ranks: int, folder: Path, device: torch.device, group: 
         for part in group.join(x).view(ranks, -1):
             expected += part
         ways = {"at once": memory.add_up_at_once, "in two steps": memory.add_up_in_steps}
+        if size <= memory.most_pushed:
+            ways = {"pushed": memory.add_up_pushed, **ways}
         for way, add_up in ways.items():
             if not torch.equal(add_up(x)[0], expected.bfloat16()):
                 raise SystemExit(f"rank {rank}: {way}, the sum of {size} bytes is not that of the ranks' parts")

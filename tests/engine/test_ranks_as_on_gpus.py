@@ -49,7 +49,7 @@ class ThreadMemory(SymmetricMemory):
         self.count += 1
         return one + other
 
-    add_up_in_steps = add_up_at_once
+    add_up_pushed = add_up_in_steps = add_up_at_once
 
 
 class ThreadRanks:
@@ -64,7 +64,7 @@ class ThreadRanks:
         self.rank = rank
         self._turn, self._barrier, self._parts = turn, barrier, parts
         self.memory = ThreadMemory(rank, self._exchange)
-        self._small = SmallSums(self.memory, _SMALL_BYTES // 2, _SMALL_BYTES)
+        self._small = SmallSums(self.memory, _SMALL_BYTES // 4, _SMALL_BYTES // 2, _SMALL_BYTES)
 
     def sum(self, y: torch.Tensor) -> torch.Tensor:
         small = self._small.sum(y)

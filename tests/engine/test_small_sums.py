@@ -1,4 +1,4 @@
-"""The choice between NCCL and the two ways over symmetric memory for the sums of ranks, and which messages go where."""
+"""The choice between NCCL and the three ways over symmetric memory for the sums of ranks."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -10,6 +10,8 @@ from torch._C._distributed_c10d import HashStore
 from baton_engine.ranks.small_sums import SmallSums, find_small_sums
 from baton_engine.ranks.symmetric_memory import SymmetricMemory
 
+ALWAYS = (1 << 40, 1 << 40, 1 << 40)  # each way over the memory is faster for all messages
+
 
 class Memory(SymmetricMemory):
     """Memory of the CPU. The other rank always has the same message. fails: the step that raises."""
@@ -19,6 +21,7 @@ class Memory(SymmetricMemory):
         self._fails = fails
         self.steps: list[str] = []
         self.ways: list[str] = []
+        self.most_pushed = 512 << 10
 
     def allocate(self, most: int) -> None:
         self._step("allocate")
@@ -28,6 +31,11 @@ class Memory(SymmetricMemory):
 
     def check(self) -> None:
         self._step("check")
+
+    def add_up_pushed(self, y: torch.Tensor) -> torch.Tensor:
+        assert y.nbytes <= self.most_pushed
+        self.ways.append("pushed")
+        return 2 * y
 
     def add_up_at_once(self, y: torch.Tensor) -> torch.Tensor:
         self.ways.append("at once")
@@ -47,60 +55,71 @@ Votes = Callable[[int], int]
 
 
 def find(
-    memory: Memory | SymmetricMemory, faster_up_to: int, at_once_up_to: int = 1 << 40,
-    other_rank: Votes = lambda own: own,
-) -> tuple[int, int]:  # fmt: skip
-    """Return the bytes of the largest message that is added up at once, and of the largest one in the memory; 0 = none.
+    memory: Memory | SymmetricMemory, up_to: tuple[int, int, int], other_rank: Votes = lambda own: own
+) -> tuple[int, int, int]:
+    """Return the bytes of the largest message that is pushed, that is pushed or added up at once, and that is added up
+    in the memory; 0 = none.
 
-    faster_up_to: bytes up to which the memory is faster than NCCL. at_once_up_to: bytes up to which adding up at once
-    is faster than in steps. other_rank: what the other rank says where this one says `own`.
+    up_to: bytes up to which pushing is the fastest way, up to which adding up at once is faster than in steps, and up
+    to which the memory is faster than NCCL. other_rank: what the other rank says where this one says `own`.
     """
-    ways: list[tuple[str, int]] = []
+    size = 0
 
     def large(y: torch.Tensor) -> None:
-        ways.append(("large", y.nbytes))
+        nonlocal size
+        size = y.nbytes
+        if isinstance(memory, Memory):
+            memory.ways.append("large")
 
     def seconds(run: Callable[[], object]) -> float:
-        before = len(ways)
         run()
-        if len(ways) > before:
-            return 3.0 if ways[-1][1] <= faster_up_to else 0.5
         assert isinstance(memory, Memory)
-        size = 8192 << len(ways)
-        return 1.0 if (memory.ways[-1] == "at once") == (size <= at_once_up_to) else 2.0
+        fastest = ["pushed", "at once", "in steps"] if size <= up_to[0] else ["at once", "in steps", "pushed"]
+        if size > up_to[1]:
+            fastest = ["in steps", "at once", "pushed"]
+        return float(["large", *fastest, "large"].index(memory.ways[-1], int(size <= up_to[2])))
 
     sums = find_small_sums(memory, large, lambda own: min(own, other_rank(own)), seconds)
     if sums is None:
-        return 0, 0
+        return 0, 0, 0
     assert isinstance(memory, Memory)
-    found = {"at once": 0, "in steps": 0}
+    found = {"pushed": 0, "at once": 0, "in steps": 0}
     for size in (1 << exponent for exponent in range(4, 27)):
         if sums.sum(torch.zeros(size // 2, dtype=torch.bfloat16)) is not None:
             found[memory.ways[-1]] = size
-    return found["at once"], max(found.values())
+    most = max(found.values())
+    return found["pushed"], max(found["pushed"], found["at once"]), most
 
 
 @pytest.mark.parametrize(
-    ("faster_up_to", "at_once_up_to", "found"),
+    ("up_to", "found"),
     [
-        (0, 0, (0, 0)),
-        (8 << 10, 1 << 40, (8 << 10, 8 << 10)),
-        (100_000, 1 << 40, (64 << 10, 64 << 10)),
-        (1 << 40, 1 << 40, (4 << 20, 4 << 20)),
-        (1 << 40, 300_000, (256 << 10, 4 << 20)),
-        (1 << 20, 0, (0, 1 << 20)),
+        ((0, 0, 0), (0, 0, 0)),
+        ((0, 1 << 40, 8 << 10), (0, 8 << 10, 8 << 10)),
+        ((0, 1 << 40, 100_000), (0, 64 << 10, 64 << 10)),
+        ((0, 1 << 40, 1 << 40), (0, 4 << 20, 4 << 20)),
+        ((20_000, 300_000, 1 << 40), (16 << 10, 256 << 10, 4 << 20)),
+        (ALWAYS, (512 << 10, 4 << 20, 4 << 20)),
+        ((1 << 40, 1 << 40, 64 << 10), (64 << 10, 64 << 10, 64 << 10)),
+        ((0, 0, 1 << 20), (0, 0, 1 << 20)),
     ],
 )
-def test_each_message_goes_the_fastest_way(faster_up_to: int, at_once_up_to: int, found: tuple[int, int]) -> None:
-    assert find(Memory(), faster_up_to, at_once_up_to) == found
+def test_each_message_goes_the_fastest_way(up_to: tuple[int, int, int], found: tuple[int, int, int]) -> None:
+    assert find(Memory(), up_to) == found
 
 
-def test_a_rank_on_which_a_way_is_slower_decides_for_all() -> None:
-    # Three steps, then for each size whether the memory is faster, and whether adding up at once is.
-    answers = iter([1, 1, 1, 1, 1, 1, 1, 0])
-    assert find(Memory(), 1 << 40, other_rank=lambda _: next(answers)) == (16 << 10, 16 << 10)
-    answers = iter([1, 1, 1, 1, 1, 1, 0, 1, 1, 0])
-    assert find(Memory(), 1 << 40, other_rank=lambda _: next(answers)) == (8 << 10, 32 << 10)
+@pytest.mark.parametrize(
+    ("votes", "found"),
+    [
+        # 0 is for NCCL, 1 for two steps, 2 for one step, 3 for pushing.
+        ([3, 3, 0], (16 << 10, 16 << 10, 16 << 10)),
+        ([3, 2, 1, 0], (8 << 10, 16 << 10, 32 << 10)),
+        ([1, 3, 0], (0, 0, 16 << 10)),
+    ],
+)
+def test_a_rank_on_which_a_way_is_slower_decides_for_all(votes: list[int], found: tuple[int, int, int]) -> None:
+    answers = iter([1, 1, 1, *votes])
+    assert find(Memory(), ALWAYS, other_rank=lambda _: next(answers)) == found
 
 
 @pytest.mark.parametrize(("fails", "steps"), [("allocate", 1), ("connect", 2), ("check", 3)])
@@ -109,10 +128,10 @@ def test_a_step_that_fails_on_any_rank_leaves_all_sums_to_nccl(
 ) -> None:
     caplog.set_level(logging.INFO)
     own, healthy = Memory(fails), Memory()
-    assert find(own, 1 << 40) == (0, 0)
+    assert find(own, ALWAYS) == (0, 0, 0)
     assert f"symmetric memory cannot be used: {fails} cannot be done" in caplog.messages
     answers: Iterator[int] = iter([1] * (steps - 1) + [0])
-    assert find(healthy, 1 << 40, other_rank=lambda _: next(answers)) == (0, 0)
+    assert find(healthy, ALWAYS, other_rank=lambda _: next(answers)) == (0, 0, 0)
     # The rank that could go on stops where the other one failed, and each says so once.
     assert healthy.steps == own.steps
     assert len(own.steps) == steps
@@ -121,14 +140,14 @@ def test_a_step_that_fails_on_any_rank_leaves_all_sums_to_nccl(
 
 def test_without_a_gpu_all_sums_are_left_to_nccl(caplog: pytest.LogCaptureFixture) -> None:
     memory = SymmetricMemory(0, 2, torch.device("cuda", 1000), HashStore(), "test")
-    assert find(memory, 1 << 40) == (0, 0)
+    assert find(memory, ALWAYS) == (0, 0, 0)
     assert "symmetric memory cannot be used" in caplog.text
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(8, 65), (1, 3), (0, 64)])
 def test_other_messages_are_left_to_nccl(rows: int, columns: int) -> None:
     """They are too large, no multiple of 16 bytes, or empty."""
-    sums = SmallSums(Memory(), 1024, 2048)
+    sums = SmallSums(Memory(), 512, 1024, 2048)
     assert sums.sum(torch.ones(rows, columns)) is None
     found = sums.sum(torch.ones(8, 64))
     assert found is not None

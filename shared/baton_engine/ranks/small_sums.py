@@ -18,18 +18,22 @@ _TIMED = tuple(1 << exponent for exponent in range(13, 23))
 
 
 class SmallSums:
-    """All-reduces messages in memory that all ranks read: the smallest in one step, larger ones in two steps, which
-    move fewer bytes but wait for the other ranks twice. NCCL is faster from some size on."""
+    """All-reduces messages in memory that all ranks read and write. The smallest are pushed, larger ones are added up
+    in one step, and still larger ones in two steps, which move fewer bytes but wait for the other ranks twice. NCCL is
+    faster from some size on."""
 
-    def __init__(self, memory: SymmetricMemory, at_once: int, most: int) -> None:
-        """memory: connected. at_once, most: bytes of the largest message that is added up in one step, and of the
-        largest one that is added up here; at most the size that the memory was allocated for."""
-        self._memory, self._at_once, self._most = memory, at_once, most
+    def __init__(self, memory: SymmetricMemory, pushed: int, at_once: int, most: int) -> None:
+        """memory: connected. pushed, at_once, most: bytes of the largest message that is pushed, of the largest one
+        that is not added up in two steps, and of the largest one that is added up here; at most the sizes that the
+        memory was allocated for."""
+        self._memory, self._pushed, self._at_once, self._most = memory, pushed, at_once, most
 
     def sum(self, y: torch.Tensor) -> torch.Tensor | None:
         """Return the sum of the ranks' y, which is contiguous; None if NCCL adds it up."""
         if not 0 < y.nbytes <= self._most or y.nbytes % VECTOR_BYTES:
             return None
+        if y.nbytes <= self._pushed:
+            return self._memory.add_up_pushed(y)
         return self._memory.add_up_at_once(y) if y.nbytes <= self._at_once else self._memory.add_up_in_steps(y)
 
 
@@ -39,7 +43,7 @@ def find_small_sums(
     least: Callable[[int], int],
     seconds: Callable[[Callable[[], object]], float],
 ) -> SmallSums | None:
-    """Measure up to which sizes symmetric memory is faster than `large`; return None if it never is.
+    """Measure up to which sizes each way over symmetric memory is the fastest; return None if `large` always is.
 
     All ranks call this together, and come to the same result. memory: neither allocated nor connected. large:
     all-reduces a tensor over NCCL. least: as in Ranks. seconds: returns how long the work launched by a function takes.
@@ -49,23 +53,24 @@ def find_small_sums(
         if not least(int(_succeeds(step))):
             log.info("NCCL adds up what ranks have computed: symmetric memory is not available on all of them")
             return None
-    at_once = most = 0
+    # From the one for the largest messages to the one for the smallest.
+    ways = [large, memory.add_up_in_steps, memory.add_up_at_once, memory.add_up_pushed]
+    limits, way = [0] * len(ways), len(ways) - 1
     for size in _TIMED:
         message = torch.zeros(size // 2, dtype=torch.bfloat16, device=memory.device)
-        small, in_steps, nccl = (
-            seconds(partial(way, message)) for way in (memory.add_up_at_once, memory.add_up_in_steps, large)
-        )
-        if not least(int(min(small, in_steps) < nccl)):
+        # A way that was too slow for a smaller message is too slow for this one, too.
+        tried = ways[: way + 1] if size <= memory.most_pushed else ways[: min(way + 1, 3)]
+        times = [seconds(partial(add_up, message)) for add_up in tried]
+        way = least(times.index(min(times)))
+        if way == 0:
             break
-        # Once two steps were faster, they are faster for all larger messages, too.
-        if least(int(small <= in_steps)) and at_once == most:
-            at_once = size
-        most = size
+        limits[1 : way + 1] = [size] * way
+    _, most, at_once, pushed = limits
     log.info(
-        "up to %d bytes of what ranks have computed are added up in symmetric memory, up to %d of them at once; NCCL "
-        "does the rest", most, at_once,
+        "up to %d bytes of what ranks have computed are added up in symmetric memory, up to %d of them at once, and up "
+        "to %d pushed; NCCL does the rest", most, at_once, pushed,
     )  # fmt: skip
-    return SmallSums(memory, at_once, most) if most else None
+    return SmallSums(memory, pushed, at_once, most) if most else None
 
 
 def _succeeds(step: Callable[[], None]) -> bool:

@@ -7,10 +7,17 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Store, _register_process_group, _SymmetricMemory
 
-from baton_kernels.rank_sums import programs_of, rank_sum, two_step_rank_sum
+from baton_kernels.rank_sums import (
+    programs_of,
+    pushed_rank_sum,
+    pushing_programs_of,
+    rank_sum,
+    two_step_rank_sum,
+)
 
 # Of CUdevice_P2PAttribute.
 _PEER_ATTRIBUTES = {2: "access", 3: "do atomic operations in"}
+_MOST_PUSHED = 1 << 18  # for larger messages, twice as many bytes take longer than a barrier
 _CHECKS = 4  # each half of the memory is used twice
 
 
@@ -52,8 +59,11 @@ class SymmetricMemory:
                 _check_peer(own, other)
         # NVLink multicast is not used here, because it takes resources of the switches that all GPUs share.
         os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
-        self._most = most
-        self._at_once = _Place(0, most, programs_of(most), self._count)
+        self._most, self.most_pushed = most, min(most, _MOST_PUSHED)
+        # Each half has room for a message of every rank, and for the marks.
+        room = 2 * self._count * self.most_pushed
+        self._pushed = _Place(0, room, pushing_programs_of(self.most_pushed), self._count)
+        self._at_once = _Place(self._pushed.end, most, programs_of(most), self._count)
         self._in_steps = _Place(self._at_once.end, most, programs_of(most, self._count), self._count)
         self._memory = _SymmetricMemory.empty_strided_p2p((self._in_steps.end,), (1,), torch.uint8, self.device)
         # This ends before any rank uses its flags: ranks continue only when all of them have allocated.
@@ -69,17 +79,22 @@ class SymmetricMemory:
         _SymmetricMemory.set_group_info(self._name, self._rank, self._count, self._store)
         addresses = _SymmetricMemory.rendezvous(self._memory, self._name).buffer_ptrs
         memories = torch.tensor(addresses, dtype=torch.int64, device=self.device)
-        for place in (self._at_once, self._in_steps):
+        for place in (self._pushed, self._at_once, self._in_steps):
             place.connect(memories)
 
     def check(self) -> None:
         """Add up numbers whose sum is known, and compare the result."""
         numbers = torch.arange(1024, device=self.device, dtype=torch.float32)
         for factor in range(1, 1 + _CHECKS):
-            for way in (self.add_up_at_once, self.add_up_in_steps):
+            for way in (self.add_up_pushed, self.add_up_at_once, self.add_up_in_steps):
                 found = way(numbers * (factor * (self._rank + 1)))
                 if not torch.equal(found, numbers * (factor * self._count * (self._count + 1) // 2)):
                     raise RuntimeError("sums over symmetric memory are wrong")
+
+    def add_up_pushed(self, y: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the ranks' y of at most `most_pushed` bytes, as pushed_rank_sum does."""
+        place = self._pushed
+        return pushed_rank_sum(y, place.first, place.counts, self.most_pushed, self._rank)
 
     def add_up_at_once(self, y: torch.Tensor) -> torch.Tensor:
         """Return the sum of the ranks' y, as rank_sum does."""
