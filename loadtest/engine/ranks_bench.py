@@ -2,8 +2,8 @@
 
 A plan's time is measured from before it is encoded until this process learns that all ranks have decoded it, so it
 includes the way back. Ranks all-reduce hidden states of decode steps as they do in service on GPUs, and over gloo on
-CPUs. GPUs also all-reduce messages of each size within a CUDA graph: over NCCL, and over symmetric memory, pushed, in one step
-and in two. Sums over symmetric memory must equal the float32 sums of all ranks' messages.
+CPUs. GPUs also all-reduce messages of each size within a CUDA graph: over NCCL, and over symmetric memory in each way
+of rank_sums.py. Sums over symmetric memory must equal the float32 sums of all ranks' messages.
 """
 
 import argparse
