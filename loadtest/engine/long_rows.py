@@ -35,6 +35,10 @@ def make_long_rows(scale: float) -> list[Row]:
     lengths = [scaled(length, scale) for length in uneven]
     name = f"prefill, {count} x {min(lengths)}-{max(lengths)}"
     rows.append(Row("prefill-uneven", name, "tok/s", lengths, [1] * count))
+    # Two loads for which other engines' figures are published.
+    count, length, answer = scaled(512, scale), scaled(2048, scale), scaled(128, scale)
+    name = f"{count} requests, {length} in / {answer} out"
+    rows.append(Row("requests-2k", name, "req/s", [length] * count, [answer] * count))
     count, length = scaled(1024, scale), scaled(1000, scale)
     name = f"{count} requests, {length} in / {length} out"
     rows.append(Row("answers", name, "out tok/s", [length] * count, [length] * count))
