@@ -1826,7 +1826,17 @@ def test_telechat_of_two_generations() -> None:
     longer = parse_model_config({**second, "architectures": ["TelechatForCausalLM"], "training_seqlen": 32768})
     assert isinstance(longer, LlamaConfig)
     assert longer.rope.theta == pytest.approx(10000 * 7 ** (128 / 126))
-    for refused in ({"embed_layernorm": True}, {"base_seqlen": None}):
+    # The models of the first generation have the number in their code.
+    first = {**second, "architectures": ["TelechatForCausalLM"], "base_seqlen": None}
+    smaller, larger = (
+        parse_model_config({**first, "hidden_size": hidden, "n_layer": layers})
+        for hidden, layers in ((4096, 30), (5120, 38))
+    )
+    assert isinstance(smaller, LlamaConfig)
+    assert isinstance(larger, LlamaConfig)
+    assert smaller.rope.theta == pytest.approx(10000 * 3 ** (128 / 126))
+    assert (larger.rope.theta, larger.head_dim) == (10000.0, 160)
+    for refused in ({"embed_layernorm": True}, {"base_seqlen": None, "n_layer": 24}):
         with pytest.raises(ConfigError, match=next(iter(refused))):
             parse_model_config({**second, "architectures": ["TelechatForCausalLM"], **refused})
 

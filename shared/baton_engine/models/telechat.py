@@ -1,7 +1,8 @@
 """TeleChat and TeleChat 2 (TeleAI, 2024): Llama with one matrix for keys and values, and biases where blocks end.
 
 The original code raises the base of the rotation for texts beyond base_seqlen. Up to training_seqlen, which is what
-engines serve, it has the base for a text of training_seqlen.
+engines serve, it has the base for a text of training_seqlen. The first two models have no base_seqlen in their
+config.json: each has the number in its own code.
 """
 
 from baton_engine.config import ConfigError
@@ -21,6 +22,8 @@ _NAMES = {
     "num_hidden_layers": ("n_layer", 30), "num_attention_heads": ("n_head", 32),
     "max_position_embeddings": ("training_seqlen", 8192),
 }  # fmt: skip
+# base_seqlen of TeleChat 7B and 12B, by the size of hidden states and the number of layers.
+_BASE_OF_THE_FIRST = {(4096, 30): 4096, (5120, 38): 8192}
 
 
 class TelechatLayer(LlamaLayer):
@@ -60,7 +63,8 @@ class Telechat(Llama):
         dim = hidden // heads
         if hidden % heads or dim < 4:
             raise ConfigError(f"hidden_size {hidden} in config.json must be n_head {heads} times at least 4")
-        alpha = ntk_alpha(trained, file.count("base_seqlen"))
+        base = _BASE_OF_THE_FIRST.get((hidden, fields["num_hidden_layers"]))
+        alpha = ntk_alpha(trained, file.count("base_seqlen", base))
         return read_llama_config(
             LlamaConfig,
             ConfigFile({**file.fields, **fields, "head_dim": dim}),
