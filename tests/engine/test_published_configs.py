@@ -1758,7 +1758,11 @@ def test_baichuan_of_both_sizes_and_generations() -> None:
         **common, "hidden_size": 5120, "intermediate_size": 13696, "num_attention_heads": 40, "num_hidden_layers": 40,
         "model_max_length": 4096,
     }  # fmt: skip
-    for fields, alibi in ((small, False), ({**small, "model_max_length": 4096}, False), (large, True)):
+    for fields, alibi in (
+        (small, False), ({**small, "model_max_length": 4096}, False), (large, True),
+        # Fine-tuned models may lack the field that the first model had, or have it in addition.
+        ({**small, "max_position_embeddings": None}, False), ({**large, "max_position_embeddings": 4096}, True),
+    ):  # fmt: skip
         for tokens, unit_head in ((64000, False), (125696, True)):
             config = parse_model_config({**fields, "architectures": ["BaichuanForCausalLM"], "vocab_size": tokens})
             assert isinstance(config, BaichuanConfig)

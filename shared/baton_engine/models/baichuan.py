@@ -16,6 +16,8 @@ from .unrotated import NO_ROPE
 
 # Only this field of a config.json differs between the two generations. Fine-tuned models may have more tokens.
 _TOKENS_OF_BAICHUAN_2 = 125696
+# Whether models with hidden states of these sizes, which are those of 7B and 13B, rotate queries and keys.
+_ROTATED = {4096: True, 5120: False}
 
 
 class BaichuanConfig(LlamaConfig, frozen=True, kw_only=True):
@@ -42,7 +44,8 @@ class Baichuan(Llama):
         file.require_absent("tie_word_embeddings", False)
         # The configuration class of the models with ALiBi does not have the first of these fields.
         context = file.count("max_position_embeddings", file.count("model_max_length", 4096))
-        rotated = file.architecture == "BaiChuanForCausalLM" or file.fields.get("max_position_embeddings") is not None
+        named = file.fields.get("max_position_embeddings") is not None
+        rotated = file.architecture == "BaiChuanForCausalLM" or _ROTATED.get(file.count("hidden_size"), named)
         config = read_llama_config(
             BaichuanConfig,
             file,
