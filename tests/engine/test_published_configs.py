@@ -68,6 +68,14 @@ def test_command_r7b() -> None:
     assert (config.rope.theta, config.rope.interleaved, config.rms_norm_eps) == (50000, True, 1e-5)
 
 
+def test_command_r_for_128k_tokens() -> None:
+    fields = {"max_position_embeddings": 8192, "rope_theta": 8000000.0, "logit_scale": 0.0625}
+    longer = parse("CohereForCausalLM", **fields, model_max_length=131072)
+    assert (longer.default_model_len, longer.rope.theta) == (131072, 8e6)
+    # As Aya 23 has it.
+    assert parse("CohereForCausalLM", **fields).default_model_len == 8192
+
+
 def test_command_a_plus() -> None:
     fields: dict[str, Any] = {
         "expert_selection_fn": "sigmoid", "first_k_dense_replace": 2, "layer_norm_eps": 1e-5, "logit_scale": 0.25,

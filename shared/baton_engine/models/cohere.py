@@ -55,10 +55,12 @@ def read_cohere_config(
 ) -> Kind:
     """Return the config of a config.json with Cohere's fields. theta: the default. rope: None = read from Cohere's
     fields. The rest as in read_llama_config."""
-    context, bias = file.count("max_position_embeddings", 8192), file.flag("attention_bias")
+    # Command R and R+ say 8192 in max_position_embeddings, and the length that they were trained for in this field.
+    context = file.count("model_max_length", file.count("max_position_embeddings", 8192))
+    bias = file.flag("attention_bias")
     return read_llama_config(
         kind,
-        file,
+        ConfigFile({**file.fields, "max_position_embeddings": context}),
         Defaults(8192, tie_word_embeddings=True),
         windows,
         eps=file.number("layer_norm_eps", 1e-5),
