@@ -1213,6 +1213,24 @@ def test_openpangu_embedded() -> None:
     config = parse("PanguEmbeddedForCausalLM", **fields, bias=True, tie_word_embeddings=False)
     assert (config.qkv_bias, config.output_bias, config.mlp_bias) == (True, True, False)
     assert parse("PanguEmbeddedForCausalLM") == config
+    same = {"param_sink_number": 0, "sandwich_norm": False, "is_causal": True, "qkv_bias": True, "mlp_bias": False}
+    assert parse("PanguEmbeddedForCausalLM", **same) == config
+    for name, value in (
+        ("param_sink_number", 128), ("sandwich_norm", True), ("interleaved_sliding_window", [512, 131072]),
+        ("is_causal", False), ("qkv_bias", False), ("mlp_bias", True),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=name):
+            parse("PanguEmbeddedForCausalLM", **{name: value})
+
+
+def test_k_exaone_of_two_generations() -> None:
+    for name in ("ExaoneMoEForCausalLM", "ExaoneMoeForCausalLM"):
+        config = parse(name, sliding_window=128, n_group=1, topk_group=1, num_experts=128, num_experts_per_tok=8)
+        assert isinstance(config, SparseConfig)
+        assert [window is None for window in config.sliding_windows] == [False, False, False, True] * 2
+    for name, value in (("sliding_windows", [128] * 8), ("swiglu_limits", [7.0] * 8)):
+        with pytest.raises(ConfigError, match=name):
+            parse("ExaoneMoEForCausalLM", **{name: value})
 
 
 def test_mimo_v2_flash() -> None:
@@ -1558,6 +1576,9 @@ def test_ling() -> None:
         ("norm_head", {"norm_head": True, "tie_word_embeddings": True}),
         ("use_sliding_window", {"use_sliding_window": True}),
         ("num_key_value_heads", {"num_key_value_heads": None}),
+        ("use_qk_norm", {"use_qk_norm": True}),
+        ("score_function", {"score_function": "sigmoid"}),
+        ("moe_router_enable_expert_bias", {"moe_router_enable_expert_bias": True}),
     ):
         with pytest.raises(ConfigError, match=name):
             parse("BailingMoeForCausalLM", **{**fields, **given})
@@ -1591,7 +1612,7 @@ def test_ling_2() -> None:
     for name, value in (
         ("score_function", "softmax"), ("norm_topk_prob", False), ("moe_router_enable_expert_bias", False),
         ("layer_group_size", 5), ("moe_shared_expert_intermediate_size", 1024), ("norm_head", True), ("n_group", 7),
-        ("use_sliding_window", True),
+        ("use_sliding_window", True), ("use_rmsnorm", False),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=name):
             parse("BailingMoeV2ForCausalLM", **{**fields, name: value})
@@ -1683,6 +1704,10 @@ def test_llama_nemotron_without_its_layers() -> None:
     for blocks in (None, [], [{"attention": {}}, 3], {}):
         with pytest.raises(ConfigError, match="block_configs"):
             parse_llama_nemotron(num_hidden_layers=2, block_configs=blocks)
+    block = ({"n_heads_in_group": 8}, {"ffn_mult": 1.0})
+    assert parse_llama_nemotron(block, position_embedding_type="rope") == parse_llama_nemotron(block)
+    with pytest.raises(ConfigError, match="position_embedding_type"):
+        parse_llama_nemotron(block, position_embedding_type="rope_llama4")
     with pytest.raises(ConfigError, match="not served together"):
         parse_llama_nemotron(
             *(({"n_heads_in_group": group}, {"no_op": True}) for group in (3, 4)), num_attention_heads=24

@@ -23,10 +23,15 @@ _DEFAULTS = {
     "num_attention_heads": 16, "num_experts": 256, "num_experts_per_tok": 8, "num_shared_experts": 1, "n_group": 8,
     "topk_group": 4, "moe_intermediate_size": 512, "eos_token_id": 156892,
 }  # fmt: skip
+# Fields of later models, with the values that change nothing in the first ones.
+_OF_LATER_ONES: dict[str, tuple[Any, ...]] = {
+    "use_sliding_window": (False,), "use_qk_norm": (False,), "score_function": ("softmax",),
+    "moe_router_enable_expert_bias": (False,),
+}  # fmt: skip
 # The values with which every model of Ling 2.0 is computed. Those of Ling 2.5 have other attention in most layers.
 _GIVEN: dict[str, tuple[Any, ...]] = {
     "norm_topk_prob": (True,), "norm_head": (False,), "moe_router_enable_expert_bias": (True,),
-    "layer_group_size": (1,), "use_sliding_window": (False,),
+    "layer_group_size": (1,), "use_sliding_window": (False,), "use_rmsnorm": (True,),
 }  # fmt: skip
 _TINY = 1e-7  # added to norms of the head
 
@@ -67,7 +72,8 @@ class Bailing(Llama):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
-        file.require_absent("use_sliding_window", False)
+        for name, values in _OF_LATER_ONES.items():
+            file.require_absent(name, *values)
         norm_head = file.flag("norm_head")
         if norm_head and file.flag("tie_word_embeddings"):
             raise ConfigError("norm_head in config.json is not served with tie_word_embeddings")

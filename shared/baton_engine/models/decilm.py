@@ -149,6 +149,8 @@ class DeciLm(Llama):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        # Other values stand for other rotations.
+        file.require_absent("position_embedding_type", "rope")
         blocks = _by_attention(_read_blocks(file))
         parts = [block for layer in blocks for block in layer]
         kv_heads = {block.size for block in parts if block.kind == "attention"}

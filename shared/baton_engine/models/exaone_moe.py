@@ -26,6 +26,9 @@ class ExaoneMoe(Llama):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        # K-EXAONE 2 has windows of several sizes, and limits of gates.
+        file.require_absent("sliding_windows")
+        file.require_absent("swiglu_limits")
         layers, experts = file.count("num_hidden_layers"), file.count("num_experts", 64)
         size = file.count("moe_intermediate_size", 1024)
         scaled = ConfigFile({"routed_scaling_factor": 2.5, **file.fields})

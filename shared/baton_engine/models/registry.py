@@ -65,6 +65,7 @@ MODELS = {
     "Glm4MoeLiteForCausalLM": ("glm4_moe_lite", "Glm4MoeLite"),
     "GlmMoeDsaForCausalLM": ("glm_moe_dsa", "GlmMoeDsa"),
     "ExaoneMoeForCausalLM": ("exaone_moe", "ExaoneMoe"),
+    "ExaoneMoEForCausalLM": ("exaone_moe", "ExaoneMoe"),
     "GraniteMoeForCausalLM": ("granitemoe", "GraniteMoe"),
     "GraniteMoeSharedForCausalLM": ("granitemoe", "GraniteMoe"),
     "FlexOlmoForCausalLM": ("flex_olmo", "FlexOlmo"),
