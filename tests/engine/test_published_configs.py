@@ -1233,6 +1233,28 @@ def test_k_exaone_of_two_generations() -> None:
             parse("ExaoneMoEForCausalLM", **{name: value})
 
 
+def test_qwen_with_fields_of_other_models() -> None:
+    for name, value in (("qk_norm", True), ("is_causal", False)):
+        assert parse("Qwen2ForCausalLM", **{name: not value}) == parse("Qwen2ForCausalLM")
+        with pytest.raises(ConfigError, match=name):
+            parse("Qwen2ForCausalLM", **{name: value})
+    with pytest.raises(ConfigError, match="is_causal"):
+        parse("Qwen3ForCausalLM", is_causal=False)
+
+
+def test_qwen_for_1m_tokens_is_served_within_a_chunk() -> None:
+    chunks = {"chunk_size": 262144, "local_size": 8192, "original_max_position_embeddings": 262144}
+    for family in ("Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe"):
+        name, fields = f"{family}ForCausalLM", {"max_position_embeddings": 1010000, "rope_theta": 1e7}
+        assert parse(name, **fields).default_model_len == 1010000
+        assert parse(name, **fields, dual_chunk_attention_config=chunks).default_model_len == 253952
+        shorter = {**fields, "max_position_embeddings": 32768, "dual_chunk_attention_config": chunks}
+        assert parse(name, **shorter).default_model_len == 32768
+    for changed in ({"local_size": 262144}, {"chunk_size": None}):
+        with pytest.raises(ConfigError, match=next(iter(changed))):
+            parse("Qwen2ForCausalLM", max_position_embeddings=1010000, dual_chunk_attention_config=chunks | changed)
+
+
 def test_mimo_v2_flash() -> None:
     fields: dict[str, Any] = {
         "add_full_attention_sink_bias": False, "add_swa_attention_sink_bias": True, "attention_bias": False,

@@ -14,6 +14,7 @@ from baton_engine.source import Source
 from baton_kernels.reference.routing import Routing
 
 from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
+from .qwen2 import within_one_chunk
 from .sliding_windows import optional_windows
 from .sparse_config import SparseConfig, read_dense_layers, read_experts_per_token
 
@@ -52,6 +53,7 @@ class Qwen2Moe(Llama):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        file = within_one_chunk(file)
         layers, experts = file.count("num_hidden_layers"), file.count("num_experts", 60)
         return read_llama_config(
             SparseConfig,

@@ -4,6 +4,7 @@ from baton_engine.config_file import ConfigFile
 from baton_kernels.reference.routing import Routing
 
 from .llama import Defaults, Llama, LlamaConfig, read_llama_config
+from .qwen2 import within_one_chunk
 from .qwen2_moe import SparseQwenLayer
 from .sparse_config import SparseConfig, read_dense_layers, read_experts_per_token
 
@@ -13,6 +14,7 @@ class Qwen3Moe(Llama):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        file = within_one_chunk(file)
         layers, bias = file.count("num_hidden_layers"), file.flag("attention_bias")
         window = file.count("sliding_window", 4096) if file.flag("use_sliding_window") else None
         # transformers has written either name.
