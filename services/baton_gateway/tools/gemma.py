@@ -15,11 +15,11 @@ from ..reading.text_reader import overlap
 from .arguments import ArgumentTypes, properties_of, required_of, with_definitions
 from .call_rules import CallRules, in_order, json_rule
 from .marked import MarkedParser
-from .tool_parser import NAME, read_object
+from .tool_parser import NAME, SPACE, read_object
 
 QUOTE = '<|"|>'
-_HEAD = re.compile(rf"\s{{0,32}}call:\s{{0,32}}({NAME})\s{{0,32}}")
-_MAYBE_HEAD = re.compile(rf"\s{{0,32}}(?:c|ca|cal|call|call:\s{{0,32}}(?:{NAME})?\s{{0,32}})?")
+_HEAD = re.compile(rf"{SPACE}call:{SPACE}({NAME}){SPACE}")
+_MAYBE_HEAD = re.compile(rf"{SPACE}(?:c|ca|cal|call|call:{SPACE}(?:{NAME})?{SPACE})?")
 _KEY = re.compile(r"([{,]\s*)([a-zA-Z_][a-zA-Z0-9_.\-]*)(?=\s*:)")
 
 

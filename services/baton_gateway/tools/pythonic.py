@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 from ..reading.json_text import read_json, write_json
 from .arguments import properties_of, required_of, with_definitions
 from .call_rules import CallRules, in_order, json_rule
-from .tool_parser import LONGEST_HEAD, NAME, ToolParser
+from .tool_parser import LONGEST_HEAD, NAME, SPACE, ToolParser
 
 _FUNCTION = re.compile(rf"\s*({NAME})\(")
 _MAYBE_FUNCTION = re.compile(rf"\s*(?:{NAME})?")
-_KEY = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]{0,127})\s{0,32}=")
-_MAYBE_KEY = re.compile(r"(?:[a-zA-Z_][a-zA-Z0-9_]{0,127}\s{0,32})?")
+_KEY = re.compile(rf"([a-zA-Z_][a-zA-Z0-9_]{{0,127}}){SPACE}=")
+_MAYBE_KEY = re.compile(rf"(?:[a-zA-Z_][a-zA-Z0-9_]{{0,127}}{SPACE})?")
 _NEXT = re.compile(r"[\"'()\[\]{},]")
 _IN_STRING = {quote: re.compile(rf"{quote}|\\(?:.|\n|\Z)") for quote in "\"'"}
 _STRING = re.compile(r"\"(?:[^\"\\]|\\.)*+\"|'(?:[^'\\]|\\.)*+'", re.DOTALL)

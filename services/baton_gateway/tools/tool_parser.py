@@ -17,13 +17,13 @@ from .call_rules import CallRules
 
 LONGEST_HEAD = 256  # characters before the arguments of a call
 NAME = "[a-zA-Z0-9_.-]{1,64}"
-_SPACE = r"\s{0,32}"
+SPACE = r"\s{0,32}"  # bounded, since a model may repeat white space forever
 # A call up to its arguments as nearly all models write it. The arguments can then be passed on while they arrive.
 _HEAD = re.compile(
-    rf'\{{{_SPACE}"name"{_SPACE}:{_SPACE}"({NAME})"{_SPACE},{_SPACE}"(?:arguments|parameters)"{_SPACE}:{_SPACE}(?=\{{)'
+    rf'\{{{SPACE}"name"{SPACE}:{SPACE}"({NAME})"{SPACE},{SPACE}"(?:arguments|parameters)"{SPACE}:{SPACE}(?=\{{)'
 )
 # The beginning of a possible call, whose members may come in any order.
-_MAYBE_CALL = re.compile(rf'\{{{_SPACE}(?:\Z|"(?:[a-z]{{0,10}}\Z|(?:name|arguments|parameters|type|id)"))')
+_MAYBE_CALL = re.compile(rf'\{{{SPACE}(?:\Z|"(?:[a-z]{{0,10}}\Z|(?:name|arguments|parameters|type|id)"))')
 
 Schema = Mapping[str, Any]  # the JSON schema of a function's arguments
 Functions = Mapping[str, Schema | None]  # the functions of a request, by name
