@@ -17,7 +17,7 @@ from baton_kernels.latent_decode import latent_decode
 from .backend import AttentionBatch, StepLimits
 from .triton_latent import TritonLatent
 
-_TOKENS = 8  # queries that the scores of a chunk share their keys with
+_TOKENS = 8  # queries of a chunk for which a program loads keys once
 # Queries whose scores and partial results are in memory at a time, except for decodes, which are all in one call.
 _MOST_QUERIES = 256
 
@@ -48,6 +48,7 @@ class TritonIndexed(TritonLatent):
         super().__init__(cache, num_heads, specs, limits)
         assert isinstance(self._spec, IndexedLatentSpec)
         self._most = self._spec.selected
+        self._scored = 1 if limits.deterministic else _TOKENS
         self._selected: list[_Selected] = []
         # A CUDA graph must not be the first to need these numbers, since its capture would leave them undefined.
         self._rows_in_order(max(limits.sequences, _MOST_QUERIES))
@@ -65,11 +66,10 @@ class TritonIndexed(TritonLatent):
         ]
         arrays = [array for call in calls for array in self._chunk(batch, *call)]
         uploaded = iter(pack_to_device(arrays, self._cache.device) if arrays else [])
-        each = 1 if self._limits.deterministic else _TOKENS
         for _, first, end in calls:
             lengths, rows, group_lengths, firsts, group_rows = itertools.islice(uploaded, 5)
             groups = plan_parts(group_lengths, group_rows.long(), self._capacity, self._none)
-            self._note(slice(first, end), lengths, rows.long(), each, firsts, groups)
+            self._add_call(slice(first, end), lengths, rows.long(), self._scored, firsts, groups)
 
     def use_rows(self, tables: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor) -> None:
         self._selected = []
@@ -83,18 +83,18 @@ class TritonIndexed(TritonLatent):
             super()._absorb_decodes(rows, lengths)
             return
         groups = plan_parts(lengths, rows, self._capacity, self._none)
-        self._note(slice(0, len(rows)), lengths, rows, 1, None, groups)
+        self._add_call(slice(0, len(rows)), lengths, rows, 1, None, groups)
 
     def _chunk(self, batch: AttentionBatch, index: int, first: int, end: int) -> list[list[int]]:
-        """Return lengths and rows of the queries first to end of a chunk, and lengths, first queries and rows of their
-        groups, which count from 0."""
-        count, each = end - first, 1 if self._limits.deterministic else _TOKENS
+        """Return lengths and rows of tables of the queries first to end - 1 of a chunk. Then return lengths, first
+        queries and rows of tables of their groups, where the first of these queries is query 0."""
+        count = end - first
         before = batch.lengths[index] - (batch.starts[index + 1] - first)
-        firsts = [*range(0, count, each), count]
+        firsts = [*range(0, count, self._scored), count]
         lengths = list(range(before + 1, before + count + 1))
         return [lengths, [index] * count, [before + last for last in firsts[1:]], firsts, [index] * (len(firsts) - 1)]
 
-    def _note(
+    def _add_call(
         self, queries: slice, lengths: torch.Tensor, rows: torch.Tensor, tokens: int, firsts: torch.Tensor | None,
         groups: DecodeParts,
     ) -> None:  # fmt: skip

@@ -53,22 +53,22 @@ def find_small_sums(
         if not least(int(_succeeds(step))):
             log.info("NCCL adds up what ranks have computed: symmetric memory is not available on all of them")
             return None
-    # From the one for the largest messages to the one for the smallest.
+    # From the way for the largest messages to the one for the smallest.
     ways = [large, memory.add_up_in_steps, memory.add_up_at_once, memory.add_up_pushed]
     limits, way = [0] * len(ways), len(ways) - 1
     for size in _TIMED:
         message = torch.zeros(size // 2, dtype=torch.bfloat16, device=memory.device)
+        possible = ways if size <= memory.most_pushed else ways[:-1]
         # A way that was too slow for a smaller message is too slow for this one, too.
-        tried = ways[: way + 1] if size <= memory.most_pushed else ways[: min(way + 1, 3)]
-        times = [seconds(partial(add_up, message)) for add_up in tried]
+        times = [seconds(partial(add_up, message)) for add_up in possible[: way + 1]]
         way = least(times.index(min(times)))
         if way == 0:
             break
         limits[1 : way + 1] = [size] * way
     _, most, at_once, pushed = limits
     log.info(
-        "up to %d bytes of what ranks have computed are added up in symmetric memory, up to %d of them at once, and up "
-        "to %d pushed; NCCL does the rest", most, at_once, pushed,
+        "sums of ranks go over symmetric memory: those of at most %d bytes are pushed, of at most %d bytes added up in "
+        "one step, and of at most %d bytes in two; NCCL does the rest", pushed, at_once, most,
     )  # fmt: skip
     return SmallSums(memory, pushed, at_once, most) if most else None
 

@@ -22,18 +22,18 @@ _CHECKS = 4  # each half of the memory is used twice
 
 
 class _Place:
-    """The part of each rank's memory for one method of adding up: room for two messages, and flags.
+    """The part of each rank's memory for one method of adding up: two halves, and flags.
 
-    begin, end: offsets in bytes. most: bytes of the largest message. programs: the number of programs for it.
+    begin, end: offsets in bytes. half: bytes of a half. programs: the number of programs for the largest message.
     """
 
-    def __init__(self, begin: int, most: int, programs: int, ranks: int) -> None:
-        self._begin, self._most, self._programs = begin, most, programs
-        self.end = begin + 2 * most + 8 * programs * ranks
+    def __init__(self, begin: int, half: int, programs: int, ranks: int) -> None:
+        self._begin, self._half, self._programs = begin, half, programs
+        self.end = begin + 2 * half + 8 * programs * ranks
 
     def connect(self, memories: torch.Tensor) -> None:
         """memories: [ranks] int64, the addresses of the ranks' memory."""
-        self.first, self.second, self.flags = (memories + self._begin + part * self._most for part in range(3))
+        self.first, self.second, self.flags = (memories + self._begin + part * self._half for part in range(3))
         self.counts = torch.zeros(self._programs, dtype=torch.int64, device=memories.device)
 
 
@@ -60,9 +60,9 @@ class SymmetricMemory:
         # NVLink multicast is not used here, because it takes resources of the switches that all GPUs share.
         os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
         self._most, self.most_pushed = most, min(most, _MOST_PUSHED)
-        # Each half has room for a message of every rank, and for the marks.
-        room = 2 * self._count * self.most_pushed
-        self._pushed = _Place(0, room, pushing_programs_of(self.most_pushed), self._count)
+        # A half has room for the messages of all ranks, and for their marks.
+        half = 2 * self._count * self.most_pushed
+        self._pushed = _Place(0, half, pushing_programs_of(self.most_pushed), self._count)
         self._at_once = _Place(self._pushed.end, most, programs_of(most), self._count)
         self._in_steps = _Place(self._at_once.end, most, programs_of(most, self._count), self._count)
         self._memory = _SymmetricMemory.empty_strided_p2p((self._in_steps.end,), (1,), torch.uint8, self.device)
@@ -108,7 +108,7 @@ class SymmetricMemory:
 
 
 def _check_peer(device: int, other: int) -> None:
-    """Raise RuntimeError if a GPU cannot access another's memory with atomic operations, by which ranks wait."""
+    """Raise RuntimeError unless a GPU can access another's memory, also by atomic operations, which barriers need."""
     driver = ctypes.CDLL("libcuda.so.1")
     handles, found = [ctypes.c_int(), ctypes.c_int()], ctypes.c_int()
     failed = any(
