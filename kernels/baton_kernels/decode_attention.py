@@ -234,8 +234,8 @@ def decode_attention(
     q: [S, heads, head_dim]; q and scales are contiguous. keys, values: contiguous, except that there may be gaps
     between heads. tables: [rows, most blocks] int32. parts: the parts of the sequences, with the length of each
     sequence and its row of tables. out: [S, heads, dim of values], contiguous, receives the results of sequences with
-    tokens; None = a new tensor. keys_at_once: the keys of a tile, a power of two. 0 = choose this and the arguments
-    after it.
+    tokens; None = a new tensor. keys_at_once: the keys of a tile, a power of two. 0 = chosen here, as are the
+    arguments after it.
     """
     sequences, heads, dim = q.shape
     (page, kv_heads), value_dim = keys.shape[1:3], values.shape[3]

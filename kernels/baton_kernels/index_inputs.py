@@ -7,7 +7,8 @@ import triton.language as tl
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 
 
-# One compiled kernel serves all steps: positions and slots are rows of one tensor, which begin at 16 bytes or at 8.
+# One compiled kernel serves all steps: positions and slots are rows of one tensor, and only some rows begin at a
+# multiple of 16 bytes.
 @triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _index_rope_and_cache_kernel(
     q, k, weight, bias, cos, sin, positions, slots, index_keys, out, eps,

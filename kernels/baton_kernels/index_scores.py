@@ -16,7 +16,7 @@ from .reference.indexed import LARGEST_SCORE
 from .thresholds import float_key, float_value, highest_with
 
 _KEYS = 64  # of a tile, a divisor of TILE_KEYS
-# Scores of a tile in the kernel that selects: while it searches the lowest one, and while it lists tokens.
+# Scores of a tile in the kernel that selects: while it searches for the lowest selected one, and while it lists tokens.
 _BLOCK, _LISTED_BLOCK = 4096, 1024
 _PIVOTS = 4  # thresholds that are tried in a pass over the scores
 _LARGEST = tl.constexpr(LARGEST_SCORE)

@@ -198,9 +198,9 @@ def rank_sum(
 ) -> torch.Tensor:
     """Do the same as pushed_rank_sum in one step.
 
-    y: at most half bytes. memories, flags: [ranks] int64, the
-    addresses at which each rank has memory of 2 * half bytes, and int64 flags [programs, ranks], which are zero at
-    first. counts: [programs] int64 of this rank alone, zero at first.
+    y: at most half bytes. memories, flags: [ranks] int64, the addresses at which each rank has memory of 2 * half
+    bytes, and int64 flags [programs, ranks]. counts: as in pushed_rank_sum, but not the same ones. Flags and counts are
+    zero at first.
     """
     out = torch.empty_like(y)
     _rank_sum_kernel[(programs_of(y.nbytes),)](

@@ -13,7 +13,8 @@ from .e4m3 import to_e4m3
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 
 
-# One compiled kernel serves all steps: positions and slots are rows of one tensor, which begin at 16 bytes or at 8.
+# One compiled kernel serves all steps: positions and slots are rows of one tensor, and only some rows begin at a
+# multiple of 16 bytes.
 @triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _rope_and_cache_kernel(
     qkv, cos, sin, positions, slots, keys, values, q_out, q_norm, k_norm, inverses, eps,

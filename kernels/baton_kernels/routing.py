@@ -42,7 +42,7 @@ def _flipped(bits):
 
 @triton.jit
 def _logits(at, mask, CAP: tl.constexpr):
-    """Return logits, -inf outside the mask."""
+    """Return logits, -inf outside the mask. CAP: the softcap of Routing."""
     logits = tl.load(at, mask=mask, other=float("-inf"), cache_modifier=".cg")
     if CAP > 0:
         # tanh through exp: cap * (1 - 2 / (e^2x + 1)).

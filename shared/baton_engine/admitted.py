@@ -13,8 +13,8 @@ class Admitted:
     """The sequences that have their blocks: those that run, each in a row, and those whose KV a source brings.
 
     running: the most urgent first. importing: in order of admission. new_rows: the running sequences whose rows are not
-    in any plan's new_rows yet, by row. held: the rows of each tenant that has any sequences here, with those that
-    are kept for choices which have not forked yet.
+    in any plan's new_rows yet, by row. held: the rows of each tenant that has any sequences here, including the
+    rows that are kept for choices which have not forked yet.
 
     Tenants have equal shares of the rows and blocks. A tenant may hold more while no tenant below its share waits.
     """

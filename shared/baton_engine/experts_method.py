@@ -25,9 +25,8 @@ class JoinedForm:
 
     gate_up, down: the tensors' names. interleaved: gates and ups alternate, and all parts have biases (gpt-oss).
     Otherwise gates come first, and no part has a bias. up: the name of a separate tensor for ups (Step 3.5). flat: each
-    tensor is [experts * units, hidden], which needs such a tensor for ups (DBRX). activation: that of the gate. apart:
-    the prefix before the number of each expert in checkpoints that store experts one by one; "" = the prefix of the
-    joint tensors.
+    tensor is [experts * units, hidden], and `up` is given (DBRX). activation: that of the gate. apart: the prefix
+    before the number of each expert in checkpoints that store experts one by one; "" = the prefix of the joint tensors.
     """
 
     gate_up: str = "gate_up_proj"

@@ -27,7 +27,8 @@ _MOST_BAD_WORDS = 16_384
 _MOST_STOPS = 65_536
 _MOST_BIASES = 65_536
 _FINISH_REASONS = frozenset(pb.FinishReason.values()) - {pb.FINISH_REASON_ERROR}  # of an answer without a failure
-# Of the times of one prompt. A single time that no prompt can take would spoil the sums of the metrics until a restart.
+# The bound of the times of one prompt. A single time that no prompt can take would spoil the sums of the metrics until
+# a restart.
 _MOST_SECONDS = 86_400
 _MESSAGE_BYTES = 8 << 20  # of all fields but the tokens of prompt and output
 _TOKEN_BYTES = 5  # of the largest token id as a varint

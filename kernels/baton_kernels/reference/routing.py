@@ -22,9 +22,9 @@ class Routing:
     the larger of its logit and their own absolute value (Liu et al., "GRIN: GRadient-INformed MoE", 2024). groups:
     consecutive experts form this many groups of the same size. A token gets experts only from used_groups groups: those
     in which the group_best highest scores have the largest sum (DeepSeek-AI, "DeepSeek-V2", 2024, and "DeepSeek-V3
-    Technical Report", 2024). corrects_logits: the correction is added to logits instead of scores. softcap: if
-    above 0, logits become softcap * tanh(logit / softcap) first. own: the experts whose results this process computes.
-    They are numbered from 0; every other chosen expert becomes NOT_OWN. None = all experts.
+    Technical Report", 2024). corrects_logits: the correction is added to logits instead of scores. softcap: logits
+    become softcap * tanh(logit / softcap) first; 0 = off. own: the experts whose results this process computes. They
+    are numbered from 0; every other chosen expert becomes NOT_OWN. None = all experts.
     """
 
     count: int
@@ -47,8 +47,8 @@ def choose_reference(
 
     correction: [experts] float32, added to the scores or logits for the choice but not for the weights (Wang et al.,
     "Auxiliary-Loss-Free Load Balancing", 2024); None = 0. scales: [experts] float32, by which the weights of each
-    expert are multiplied; None = 1. Returns the weights, [T, count] in the logits' dtype, and the
-    experts, [T, count] int32, in the order in which they are chosen.
+    expert are multiplied; None = 1. Returns the weights, [T, count] in the logits' dtype, and the experts, [T, count]
+    int32, in the order in which they are chosen.
     """
     if routing.softcap:
         logits = (logits / routing.softcap).tanh() * routing.softcap

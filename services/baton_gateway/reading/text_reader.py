@@ -7,7 +7,7 @@ from .parts import Part, Thought
 
 
 class TextReader(ABC):
-    """Reads a text.
+    """Implements PartReader.
 
     A state is a method that takes what it can from the rest of the text. It returns whether the next state can go on
     with the text that is left. The result must not depend on how the text is split into pieces, and each character must

@@ -47,8 +47,8 @@ class DifferentialAttention(Attention):
     """
 
     def __init__(self, source: Source, base: float, pairs: int, eps: float, dim: int, *others: Any) -> None:
-        """source: of the factor's parameters. base: added to the factor. pairs: of key-value heads, of all ranks.
-        others: as in Attention."""
+        """source: of the factor's parameters. base: added to the factor. pairs: of key-value heads, of all ranks. eps:
+        of the norm. dim: elements of a head. others: as in Attention."""
         super().__init__(*others)
         vectors = (source.take(f"lambda_{name}", (dim,), dtype=torch.float32) for name in ("q1", "k1", "q2", "k2"))
         first_query, first_key, second_query, second_key = vectors

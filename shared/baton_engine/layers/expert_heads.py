@@ -44,7 +44,7 @@ class ExpertHeads:
         into = source.take("input_linear.weight", (count, size, hidden), (every, part, slice(0, hidden)))
         out = source.take("output_linear.weight", (count, hidden, size), (every, slice(0, hidden), part))
         self._into, self._out = into.flatten(0, 1), out.transpose(0, 1).flatten(1)
-        # All ranks have a part of each of these experts, also where others are divided.
+        # Each rank has a part of all experts of attention, also with --expert-parallel.
         self._router = Router(source.at("router.layer"), replace(routing, own=range(count)), count, hidden)
         self._layer, self._ops, self._ranks = layer, source.ops, source.ranks
         self._keys_values, self._bias, self._rotary = keys_values, bias, rotary
@@ -54,7 +54,8 @@ class ExpertHeads:
         """As Attention does."""
         x, weights, experts = self._router(x)
         tokens, (count, heads, dim) = len(x), self._shape
-        # At start steps also run without kernels, so that the experts are whatever was in their memory.
+        # At start, steps also run without kernels. The indices of experts are then what was in their memory before, and
+        # `gather` takes only valid ones.
         chosen = experts.long().clamp_(0, count - 1)[:, :, None].expand(-1, -1, heads * dim)
         queries = self._ops.linear(x, self._into, None, None).view(tokens, count, -1).gather(1, chosen)
         # The queries of a key-value head follow each other.

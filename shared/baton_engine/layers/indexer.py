@@ -9,15 +9,15 @@ from baton_engine.source import Source
 
 from .linear import Linear
 
-_EPS = 1e-6
+_EPS = 1e-6  # of the norm of index keys; configs do not set it
 
 
 class Indexer:
     """Scores the tokens in the cache for each new token, as index_scores_reference does. All ranks compute the same.
 
-    source: of the tensors in `indexer`. hidden: elements of a hidden state. low_rank: elements of the vectors that
-    queries are made of. rotary: as rotary_tables returns them for rope_dim. interleaved: as in LatentAttention, for the
-    indexer alone.
+    source: of the tensors in `indexer`. hidden: elements of a hidden state. low_rank: elements of the vectors from
+    which the queries are computed. rotary: as rotary_tables returns them for rope_dim. interleaved: as in
+    LatentAttention, for the indexer alone.
     """
 
     def __init__(
@@ -39,16 +39,16 @@ class Indexer:
         norm = source.at("k_norm")
         self._norm = norm.take("weight", (dim,)), norm.take("bias", (dim,))
         # The products of each head are scaled by dim ** -0.5, and their sum by heads ** -0.5. The weights can contain
-        # both factors, because relu commutes with them.
+        # both factors, because relu commutes with factors above 0.
         factor = (heads * dim) ** -0.5
         self._weights = source.take("weights_proj.weight", (heads, hidden), dtype=torch.float32) * factor
 
-    def __call__(self, x: torch.Tensor, made_of: torch.Tensor, ctx: Context) -> None:
-        """x: [T, hidden]. made_of: [T, low_rank]. Afterwards the index keys of the tokens are in the cache, and this
-        layer's attention goes over what was selected."""
+    def __call__(self, x: torch.Tensor, query_inputs: torch.Tensor, ctx: Context) -> None:
+        """x: [T, hidden]. query_inputs: [T, low_rank]. Afterwards the index keys of the tokens are in the cache, and
+        this layer attends to the selected tokens."""
         slots, _, index_keys = ctx.cache(self._layer)
         q = self._ops.index_rope_and_cache(
-            self._queries(made_of), self._keys(x), *self._norm, _EPS, self._rotary, self._interleaved, ctx.positions,
-            slots, index_keys, self._heads,
+            self._queries(query_inputs), self._keys(x), *self._norm, _EPS, self._rotary, self._interleaved,
+            ctx.positions, slots, index_keys, self._heads,
         )  # fmt: skip
         ctx.select(self._layer, q, functional.linear(x.float(), self._weights))

@@ -21,8 +21,8 @@ class Queries:
 
     One product computes the first step of both.
 
-    low_rank: elements of a vector that queries are made of; None = queries are made of the hidden state. plain: the
-    norm of that vector is a plain tensor, because other products take it, too.
+    low_rank: elements of a compressed vector from which the queries are computed; None = they are computed from the
+    hidden state. plain: the norm of that vector is a plain tensor, because other products take it, too.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class Queries:
 
     def __call__(self, x: InputRows) -> tuple[torch.Tensor, torch.Tensor, InputRows]:
         """x: [T, hidden]. Returns queries [T, heads * query_dim] and latents [T, latent_dim], with contiguous rows, and
-        the vectors that the queries are made of."""
+        the vectors from which the queries are computed."""
         both = self._down(x)
         q, kv = both[:, : self._size], both[:, self._size :]
         if self._up is None:
             return q, kv, x
-        made_of = self._norm(q)
-        return self._up(made_of), kv, made_of
+        compressed = self._norm(q)
+        return self._up(compressed), kv, compressed
 
 
 class LatentAttention:
@@ -95,11 +95,11 @@ class LatentAttention:
 
     def __call__(self, x: InputRows, ctx: Context) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]. Afterwards the latents of the tokens are in the cache."""
-        q, kv, made_of = self._queries(x)
+        q, kv, query_inputs = self._queries(x)
         if self._indexer is not None:
             assert isinstance(x, torch.Tensor)
-            assert isinstance(made_of, torch.Tensor)
-            self._indexer(x, made_of, ctx)
+            assert isinstance(query_inputs, torch.Tensor)
+            self._indexer(x, query_inputs, ctx)
         slots, latents = ctx.cache(self._layer)[:2]
         q = self._ops.latent_rope_and_cache(
             q, kv, self._norm.weight, self._norm.eps, self._rotary, self._interleaved, ctx.positions,

@@ -36,7 +36,7 @@ class NormedExperts:
     def __call__(self, x: InputRows) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]."""
         x, weights, experts = self._router(x)
-        # A norm needs the whole result of an expert, so that each choice of a token is a row with a single expert.
+        # A norm needs the whole result of an expert, so each expert of a token gets a row of its own.
         rows = self._down_norm(self._down(x)).repeat_interleave(experts.shape[1], dim=0)
         single = torch.ones_like(weights).view(-1, 1)
         results = self._norm(self._ranks.sum(self._experts(rows, single, experts.view(-1, 1))))

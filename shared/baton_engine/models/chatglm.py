@@ -1,5 +1,5 @@
-"""ChatGLM2, ChatGLM3, GLM-4 9B and the text part of GLM-4V 9B (GLM Team, 2024) as they were first published: GLM by
-Megatron's names.
+"""ChatGLM2, ChatGLM3, GLM-4 9B and the text part of GLM-4V 9B (GLM Team, 2024) as they were first published: GLM
+with Megatron's names of tensors.
 
 transformers has the later form of GLM-4 9B, which glm.py serves.
 """
@@ -21,15 +21,15 @@ _NAMES = {
     "num_attention_heads": ("num_attention_heads", 32), "head_dim": ("kv_channels", 128),
     "max_position_embeddings": ("seq_length", 2048),
 }  # fmt: skip
-# Fields of the first ChatGLM-6B, which is another model of the same architecture's name.
+# Fields of the first ChatGLM-6B, a different model whose architecture has the same name.
 _OF_THE_FIRST = ("position_encoding_2d", "inner_hidden_size")
-# What is built in here, and what else the fields may say.
+# Fields that must be absent or have these values: the layers here compute nothing else.
 _BUILT_IN = {
     "rmsnorm": True, "post_layer_norm": True, "apply_residual_connection_post_layernorm": False,
     "add_bias_linear": False, "original_rope": True, "tie_word_embeddings": False, "quantization_bit": 0,
     "fp32_residual_connection": False,
 }  # fmt: skip
-# Prefixes that were trained in place of the model.
+# The length of a trained prefix (P-tuning v2), which is not served.
 _UNSERVED = ("pre_seq_len",)
 
 

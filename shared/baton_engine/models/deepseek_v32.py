@@ -86,7 +86,7 @@ def read_indexed_config(
     file.choice("scoring_func", "sigmoid", ("sigmoid",))
     file.choice("topk_method", "noaux_tc", ("noaux_tc",))
     layers = file.count("num_hidden_layers")
-    # transformers knows no projection from the hidden state to queries for these families.
+    # In transformers these families have no projection from the hidden state to queries, so q_lora_rank has a default.
     given = ConfigFile({**file.fields, "q_lora_rank": file.count("q_lora_rank", defaults["q_lora_rank"])})
     named = file.fields.get("mlp_layer_types") is not None
     config = read_deepseek_config(

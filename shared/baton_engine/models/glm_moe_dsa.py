@@ -47,5 +47,5 @@ def _selecting_layers(file: ConfigFile) -> frozenset[int]:
             )
         found = frozenset(layer for layer, kind in enumerate(kinds) if kind == "full")
     if 0 not in found:
-        raise ConfigError("the first layer in config.json has no indexer, so no layer before it selects tokens")
+        raise ConfigError("the first layer in config.json has no indexer, and no earlier layer can select its tokens")
     return found

@@ -40,6 +40,7 @@ def _windows(file: ConfigFile) -> tuple[int | None, ...]:
     layers, window = file.count("num_hidden_layers"), file.count("window_size", 256)
     given = file.fields.get("attention_types") or [[["global", "local"], 12]]
     try:
+        # More kinds than layers are an error in any case, and a large number of them would fill the memory.
         kinds = [kind for repeated, times in given for _ in range(min(times, layers + 1)) for kind in repeated]
     except (TypeError, ValueError):
         kinds = []

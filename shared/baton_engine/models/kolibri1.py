@@ -55,7 +55,7 @@ class Kolibri1(Llama):
         experts = file.count("num_experts", file.count("num_local_experts", 384))
         return read_llama_config(
             Kolibri1Config,
-            # No layer is without experts, so that the size of an MLP is that of one.
+            # All layers have experts, so no MLP has a size of its own.
             ConfigFile({**file.fields, "intermediate_size": size}),
             Defaults(262144, num_kv_heads=4, head_dim=128),
             windows_in_turn(file, layers, 5, 513),

@@ -126,6 +126,7 @@ class Laguna(Llama):
             shared_size=file.integer("shared_expert_intermediate_size", 512),
             dense_layers=_dense_layers(file, layers),
         )  # fmt: skip
+        # This raises ConfigError for a layer whose heads do not fit.
         for layer in range(layers):
             config.of_layer(layer)
         return config

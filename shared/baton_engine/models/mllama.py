@@ -1,6 +1,6 @@
-"""The text part of Llama 3.2 Vision (Meta, 2024): Llama 3.1, between whose layers others attend to images.
+"""The text part of Llama 3.2 Vision (Meta, 2024): Llama 3.1 with further layers that attend to images.
 
-Without an image those other layers change nothing, so they are neither read nor computed.
+Without an image the further layers change nothing, so they are neither read nor computed.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ _DEFAULTS: dict[str, Any] = {
     "num_attention_heads": 32, "eos_token_id": 128001,
 }  # fmt: skip
 _CROSS_ATTENTION_LAYERS = [3, 8, 13, 18, 23, 28, 33, 38]
-_IMAGE_TOKENS = 8  # that have rows of the embedding, after those of the vocabulary
+_IMAGE_TOKENS = 8  # their rows of the embedding come after those of the vocabulary
 
 
 class MllamaConfig(LlamaConfig, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The text part of Molmo (Deitke et al., 2024): Qwen2 or OLMo 2 by the names of Molmo 2."""
+"""The text part of Molmo (Deitke et al., 2024): Qwen2 or OLMo 2 with the tensor names of Molmo 2."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from .llama import Defaults, Layer, LlamaConfig, read_llama_config
 from .molmo2 import Molmo2, MolmoLayer
 from .olmo2 import NormedAfterLayer, NormedQkv
 
-# What is built in here, and what else the fields may say.
+# Fields that must be absent or have these values: the layers here compute nothing else.
 _BUILT_IN = {"layer_norm_type": "rms", "weight_tying": False, "use_position_ids": True}
 
 

@@ -40,6 +40,7 @@ class MuseSparkConfig(MuseFields, SparseConfig, frozen=True, kw_only=True):
     temperature: float
 
     def _weights(self, experts: float) -> float:
+        # Experts have rows of expert_dim elements. Two projections lead from hidden states to these and back.
         hidden, inner, sparse = self.hidden_size, self.expert_dim, 1 - len(self.dense_layers) / self.num_layers
         narrower = 3 * (hidden - inner) * experts * self.expert_size
         return super()._weights(experts) + sparse * (2 * hidden * inner - narrower)

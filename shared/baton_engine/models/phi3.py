@@ -40,7 +40,7 @@ class Phi3(Llama):
 
 
 class Phi3V(Phi3):
-    """The text part of Phi-3-vision and Phi-3.5-vision, which call longrope by its first name."""
+    """The text part of Phi-3-vision and Phi-3.5-vision, whose configs have longrope under its first name, su."""
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:

@@ -15,6 +15,6 @@ class SolarOpen(Glm4Moe):
         # transformers computes experts in all layers and no norms of heads, whatever these fields say.
         file.require_absent("first_k_dense_replace", 0)
         file.require_absent("use_qk_norm", False)
-        # No layer is without experts, so that the size of an MLP is that of one.
+        # All layers have experts, so no MLP has a size of its own.
         size = {"intermediate_size": file.count("moe_intermediate_size", 1280), "first_k_dense_replace": 0}
         return super().read_config(ConfigFile({**file.with_defaults(_DEFAULTS).fields, **size}))

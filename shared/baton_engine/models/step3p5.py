@@ -1,5 +1,5 @@
 """Step 3.5 Flash and the text part of Step 3.7 Flash (StepFun, 2026): Laguna's numbers of heads by layer with sigmoid
-gates, experts of a layer in one tensor, and limits of their gates in single layers."""
+gates, the experts of a layer in one tensor, and limits of gates in some layers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -125,7 +125,7 @@ class Step3p5(Llama):
             limits=_limits(file, "swiglu_limits", layers),
             shared_limits=_limits(file, "swiglu_limits_shared", layers),
         )  # fmt: skip
-        # It raises ConfigError for a layer whose heads do not fit.
+        # This raises ConfigError for a layer whose heads do not fit.
         for layer in range(layers):
             config.of_layer(layer)
         return config
@@ -182,7 +182,7 @@ def _of_kind(file: ConfigFile, name: str, kinds: list[str], kind: str) -> float 
     value = file.fields.get(name)
     if not isinstance(value, list):
         return None if value is None else file.number(name)
-    found = {each for each, of in zip(value, kinds, strict=False) if of == kind}
+    found = {each for each, own in zip(value, kinds, strict=False) if own == kind}
     if len(value) != len(kinds) or len(found) > 1 or not all(isinstance(each, int | float) for each in found):
         raise ConfigError(f"{name} in config.json must have a number for each layer, the same for all {kind} layers")
     return float(found.pop()) if found else None

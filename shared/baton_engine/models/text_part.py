@@ -178,6 +178,7 @@ _PLACES = (
     ("llm.model", "llm"),
 )  # fmt: skip
 _EMBEDDINGS = ("embed_tokens.weight", "wte.embedding", "tok_embeddings.weight")
+# Fields of the whole model that hold for its text part where text_config leaves them out.
 _OF_THE_WHOLE = ("eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
 
 

@@ -87,7 +87,7 @@ class Quantization(NamedTuple):
 
     @property
     def _held_bits(self) -> int:
-        """Of a code in a GPU's memory. No kernel reads codes of 2 bits, which become int8."""
+        """The bits of a code in a GPU's memory. Codes of 2 bits become int8, because no kernel reads them."""
         return 8 if self.bits == 2 else self.bits
 
     @property
