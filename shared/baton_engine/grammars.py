@@ -17,6 +17,7 @@ from baton_tokenizer.load import TokenizerText, read_tokenizer
 
 from .matcher import Matcher
 from .sampling import Grammar, GrammarKind
+from .schema_cost import check_embedded_schemas, check_schema
 
 _MOST_COMPILED = 128
 _MOST_COMPILED_CHARS = 1 << 20  # of the grammars in the cache together: the largest take up to 4 KB a character
@@ -173,15 +174,15 @@ def _source(grammar: Grammar) -> str:
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(grammar.text)
         case GrammarKind.EBNF:
-            return LLMatcher.grammar_from_lark(grammar.text if _LARK.search(grammar.text) else _from_gbnf(grammar.text))
+            return _lark(grammar.text if _LARK.search(grammar.text) else _from_gbnf(grammar.text))
         case GrammarKind.CHOICE:
             texts = [json.dumps(text) for text in json.loads(grammar.text)]
             # As one terminal the texts are matched by the lexer, which has room for more of them than the parser.
             return LLMatcher.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(texts))
         case GrammarKind.LARK:
-            return LLMatcher.grammar_from_lark(grammar.text)
+            return _lark(grammar.text)
         case GrammarKind.TOOL_CALLS:
-            return LLMatcher.grammar_from_lark(_tool_calls(**json.loads(grammar.text)))
+            return _lark(_tool_calls(**json.loads(grammar.text)))
         case kind:
             raise ValueError(f"kind {kind} is unknown to this version")
 
@@ -193,7 +194,13 @@ def _from_gbnf(text: str) -> str:
     return converted
 
 
+def _lark(text: str) -> str:
+    check_embedded_schemas(text)
+    return LLMatcher.grammar_from_lark(text)
+
+
 def _json(schema: str) -> str:
+    check_schema(schema)
     return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _SPACE})
 
 

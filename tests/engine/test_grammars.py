@@ -16,7 +16,7 @@ from llguidance import LLParserLimits
 
 from baton_engine.delta import Delta
 from baton_engine.engine import Engine
-from baton_engine.grammars import Grammars
+from baton_engine.grammars import GrammarError, Grammars
 from baton_engine.masks import Masks
 from baton_engine.matcher import Matcher
 from baton_engine.sampling import MOST_GRAMMAR_CHARS, Grammar, GrammarKind
@@ -275,10 +275,10 @@ def test_penalties_bias_and_bans_choose_among_what_the_grammar_allows(llama: Pat
 @pytest.mark.parametrize(
     ("kind", "text", "words"),
     [
-        (GrammarKind.JSON_SCHEMA, "no JSON", "expected"),
+        (GrammarKind.JSON_SCHEMA, "no JSON", "not JSON"),
         (GrammarKind.JSON_SCHEMA, {"type": "poem"}, "poem"),
         (GrammarKind.JSON_SCHEMA, {"$ref": "https://example.com/schema"}, "example.com"),
-        (GrammarKind.JSON_SCHEMA, '{"items":' * 5_000 + "{}" + "}" * 5_000, "recursion"),
+        (GrammarKind.JSON_SCHEMA, '{"items":' * 5_000 + "{}" + "}" * 5_000, "nested too deeply"),
         (GrammarKind.REGEX, "[0-9", "unclosed"),
         (GrammarKind.REGEX, "(" * 30_000 + "a" + ")" * 30_000, "regex"),
         (GrammarKind.REGEX, "a?" * 32_000, "too big"),
@@ -514,3 +514,57 @@ def test_a_grammar_applies_behind_what_stands_around_it(llama: Path) -> None:
         for old in requests
     ]
     assert run(make_engine(llama, num_blocks=600), *later).tokens == whole.tokens
+
+
+def _patterns(count: int) -> dict[str, Any]:
+    return {"patternProperties": {f"^(a|b)*{index:05}$": {"type": "string"} for index in range(count)}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        # Without a limit, the first takes 18 seconds and 290 MB, and a number with eight digits all memory of a pod.
+        ({"type": "integer", "multipleOf": 1_000_003}, "multipleOf"),
+        ({"type": "number", "multipleOf": 1000.003}, "multipleOf"),
+        ({"type": "number", "multipleOf": 1e300}, "multipleOf"),
+        ({"type": "integer", "allOf": [{"multipleOf": number} for number in (101, 103, 107)]}, "multipleOf"),
+        ({"type": "integer", "multipleOf": 1009, "anyOf": [{"multipleOf": 1013}, {}]}, "multipleOf"),
+        ({"properties": {f"p{index}": {"multipleOf": 10_007 + index} for index in range(10)}}, "multipleOf"),
+        (_patterns(300), "patternProperties"),
+    ],
+)
+def test_a_schema_that_would_take_all_memory_or_minutes_is_refused(llama: Path, schema: Any, words: str) -> None:
+    text = json.dumps(schema)
+    function = {"functions": {"f": schema}, "parallel": False}
+    hidden = re.sub("[Oo](?=f|P)", lambda found: f"\\u{ord(found[0]):04x}", text)
+    twice = re.sub(r'("multipleOf": [^,}]*)', r'\1, "multipleOf": 1', text)
+    for rule in (
+        grammar(GrammarKind.JSON_SCHEMA, f"\n {text}"),
+        grammar(GrammarKind.TOOL_CALLS, function),
+        *(grammar(GrammarKind.EBNF, f"start: %json\n {embedded}") for embedded in (text, hidden, twice)),
+    ):
+        with pytest.raises(GrammarError, match=words):
+            Grammars(llama, len(TOKENIZER)).compile(rule).result(timeout=60)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {
+            "properties": {
+                "price": {"type": "number", "multipleOf": 0.01},
+                "rate": {"multipleOf": 0.00025},
+                "salary": {"type": "integer", "multipleOf": 1000},
+                "dozen": {"$ref": "#/$defs/dozen", "description": "A number of eggs."},
+                "maybe": {"anyOf": [{"$ref": "#/$defs/dozen"}, {"type": "null"}], "default": None},
+                "multipleOf": {"type": "integer"},
+            },
+            "$defs": {"dozen": {"type": "integer", "multipleOf": 12}},
+        },
+        {"type": "integer", "allOf": [{"multipleOf": 4}, {"multipleOf": 6}]},
+        _patterns(20),
+    ],
+)
+def test_usual_multiples_and_patterns_of_names_are_allowed(llama: Path, schema: Any) -> None:
+    for kind, text in ((GrammarKind.JSON_SCHEMA, schema), (GrammarKind.EBNF, f"start: %json {json.dumps(schema)}")):
+        assert not Grammars(llama, len(TOKENIZER)).compile(grammar(kind, text)).result(timeout=60).failed
