@@ -119,6 +119,15 @@ async def test_log_probabilities_of_a_long_prompt(wide_stack: Stack) -> None:
     assert (response.status_code, error_of(response)["param"]) == (400, "logprobs")
 
 
+async def test_log_probabilities_of_a_long_chat(wide_stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton_gateway.requests.sampling.MAX_SCORED", 10_000)
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello " * 600}], "max_tokens": 1}
+    response = await answered_beside(wide_stack, "/v1/chat/completions", {**body, "prompt_logprobs": 1})
+    assert response.status_code == 200, response.text
+    response = await answered_beside(wide_stack, "/v1/chat/completions", {**body, "prompt_logprobs": 20})
+    assert (response.status_code, error_of(response)["param"]) == (400, "prompt_logprobs")
+
+
 @pytest.mark.parametrize(
     ("param", "fields"),
     [

@@ -14,7 +14,14 @@ from ..requests.answer_format import AnswerFormat, answer_format
 from ..requests.bodies import ChatCompletionRequest
 from ..requests.chat_messages import read_conversation
 from ..requests.grammar import CHAT_FORMAT, FormatFields, grammar_of
-from ..requests.sampling import bad_word_tokens, fit_prompt, output_budget, prompt_length, sampling_params
+from ..requests.sampling import (
+    bad_word_tokens,
+    check_scored,
+    fit_prompt,
+    output_budget,
+    prompt_length,
+    sampling_params,
+)
 from ..telemetry.record import RequestRecord
 from .intake import admit
 from .services import Services
@@ -65,6 +72,7 @@ async def prepare_chat(
     limits = pool.limits()
     max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     prompt = fit_prompt(token_ids, request, max_tokens, limits, param)
+    check_scored(len(prompt), request.prompt_logprobs, "prompt_logprobs")
     sampling = sampling_params(
         request,
         served,

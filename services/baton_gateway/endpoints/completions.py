@@ -9,7 +9,6 @@ from baton_proto import serving_pb2 as pb
 
 from ..answers.completion_shape import CompletionShape, EchoedPrompt
 from ..answers.reply import Reply
-from ..bounds import MAX_SCORED
 from ..concurrency.pace import Pace
 from ..concurrency.turns import LONG_BYTES, Client, Turns
 from ..errors import bad_request
@@ -17,7 +16,14 @@ from ..models.tokenizer import ModelTokenizer
 from ..requests.bodies import CompletionRequest
 from ..requests.fields import Prompt
 from ..requests.grammar import grammar_of
-from ..requests.sampling import bad_word_tokens, fit_prompt, output_budget, prompt_length, sampling_params
+from ..requests.sampling import (
+    bad_word_tokens,
+    check_scored,
+    fit_prompt,
+    output_budget,
+    prompt_length,
+    sampling_params,
+)
 from ..telemetry.record import RequestRecord
 from .intake import admit
 from .services import Services
@@ -132,15 +138,9 @@ def _text_of(
 
 def _check_scored(request: CompletionRequest, prompts: Sequence[EchoedPrompt]) -> None:
     """Refuse an answer with too many log probabilities of its prompts. Raises ApiError naming the field."""
-    each = [] if request.prompt_logprobs is None else [("prompt_logprobs", request.prompt_logprobs)]
-    if request.echo and request.logprobs is not None:
-        each.append(("logprobs", request.logprobs))
     tokens = sum(len(prompt.token_ids) for prompt in prompts) * (request.n or 1)
-    for name, alternatives in each:
-        if tokens * (alternatives + 1) > MAX_SCORED:
-            raise bad_request(
-                f"'{name}' would bring more than {MAX_SCORED} log probabilities of prompt tokens into the answer.", name
-            )
+    check_scored(tokens, request.prompt_logprobs, "prompt_logprobs")
+    check_scored(tokens, request.logprobs if request.echo else None, "logprobs")
 
 
 def _prompt_logprobs(request: CompletionRequest) -> int | None:

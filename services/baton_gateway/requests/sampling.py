@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from baton_proto import serving_pb2 as pb
 
+from ..bounds import MAX_SCORED
 from ..errors import bad_request, context_length_exceeded
 from ..models.model import ServedModel
 from ..models.tokenizer import ModelTokenizer
@@ -89,6 +90,17 @@ def fit_prompt(
     if len(token_ids) <= limits.max_model_len and (max(token_ids) >= limits.vocab_size or min(token_ids) < 0):
         raise bad_request(f"Token ids must be from 0 to {limits.vocab_size - 1}.", param)
     return token_ids
+
+
+def check_scored(tokens: int, alternatives: int | None, param: str) -> None:
+    """Refuse an answer with too many log probabilities of prompt tokens: a pod sends those of a prompt in one message.
+
+    alternatives: for each token; None = there are no log probabilities.
+    """
+    if alternatives is not None and tokens * (alternatives + 1) > MAX_SCORED:
+        raise bad_request(
+            f"'{param}' would bring more than {MAX_SCORED} log probabilities of prompt tokens into the answer.", param
+        )
 
 
 def output_budget(prompt_tokens: int, requested: int | None, limits: PodLimits, param: str) -> int:
