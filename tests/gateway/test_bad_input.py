@@ -173,6 +173,8 @@ RESPONSES = [
     case("thinking_token_budget", {"thinking_token_budget": -1}),
     case("input[0].type", {"input": [{"type": "item_reference", "id": "msg_1"}]}),
     case("input[0].type", {"input": [{"type": 5}]}),
+    case("input", {"input": [{"type": "reasoning", "content": []}]}),
+    case("input", {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}] * 900}),
     case("input[0].role", {"input": [{"content": "hi"}]}),
     case("input[0].role", {"input": [{"role": "tool", "content": "hi"}]}),
     case("input[0].content", {"input": [{"role": "user"}]}),

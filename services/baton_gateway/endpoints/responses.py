@@ -4,9 +4,12 @@ import time
 from functools import partial
 from typing import Any
 
+from pydantic import ValidationError
+
 from ..answers.reply import Reply
 from ..answers.response_output import MessageOutput, Output, PartsOutput
 from ..answers.response_shape import ResponseShape
+from ..errors import bad_request, from_validation
 from ..models.model import ServedModel
 from ..requests.bodies import (
     ChatCompletionRequest,
@@ -37,7 +40,8 @@ WHOLE_CONTEXT = -1
 
 
 def as_chat(request: ResponseRequest) -> ChatCompletionRequest:
-    """Translate a request into a chat request. Raises ApiError for tools that contradict each other."""
+    """Translate a request into a chat request. Raises ApiError for tools that contradict each other, and for
+    items that make up no conversation or one that is too large."""
     fields = {name: getattr(request, name) for name in SamplingRequest.model_fields}
     # In this API these fields replace `user`. Among equally good pods, requests of one `user` go to the same pod.
     fields["user"] = request.prompt_cache_key or request.safety_identifier or request.user
@@ -109,7 +113,13 @@ def _messages(request: ResponseRequest) -> list[Message]:
             messages[-1].setdefault("tool_calls", []).append(call)
         else:
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
-    return [Message(**message) for message in messages]
+    if not messages:
+        raise bad_request("'input' has neither a message nor a call.", "input")
+    try:
+        return [Message(**message) for message in messages]
+    except ValidationError as error:
+        # Items that are valid one by one may make up a message that is too large, for example by its calls.
+        raise from_validation(error, ("input",)) from None
 
 
 def _only_thoughts(message: dict[str, Any]) -> bool:
