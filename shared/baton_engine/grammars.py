@@ -4,7 +4,7 @@ import json
 import math
 import re
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from .schema_cost import check_embedded_schemas, check_schema
 
 _MOST_COMPILED = 128
 _MOST_COMPILED_CHARS = 1 << 20  # of the grammars in the cache together: the largest take up to 4 KB a character
-# A burst of new grammars takes at most so many cores from the threads of the engine's steps.
+# A burst of one tenant's new grammars takes at most so many cores from the threads of the engine's steps.
 _MOST_THREADS = 4
 # llguidance follows references between rules by recursion, with about 4 KB of stack for each. One grammar can hold
 # thousands of them.
@@ -51,7 +51,8 @@ class GrammarError(ValueError):
 class Grammars:
     """Compiles grammars in threads of its own and caches the most recently used ones.
 
-    Salts take turns for the threads, so that a tenant with many slow grammars delays another tenant's by at most one.
+    Salts take turns for the threads, and no salt may use all of them: a grammar that takes minutes in spite of all
+    limits must not delay those of other tenants.
     """
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
@@ -61,6 +62,8 @@ class Grammars:
         self._compiled: OrderedDict[tuple[bytes, int, str, str], Future[Matcher]] = OrderedDict()
         self._compiled_chars = 0
         self._threads: ThreadPoolExecutor | None = None
+        self._most_of_one = max(min(math.floor(available_cores()), _MOST_THREADS), 1)  # threads that one salt may use
+        self._busy: Counter[bytes] = Counter()  # threads that compile for each salt
         self._waiting: OrderedDict[bytes, deque[tuple[Grammar, Future[Matcher]]]] = OrderedDict()
         self._waiting_lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
@@ -76,30 +79,43 @@ class Grammars:
         if key in self._compiled:
             self._compiled.move_to_end(key)
         else:
-            self._threads = self._threads or _start_threads(max(min(math.floor(available_cores()), _MOST_THREADS), 1))
+            self._threads = self._threads or _start_threads(self._most_of_one + 1)
             future: Future[Matcher] = Future()
             self._compiled[key] = future
             with self._waiting_lock:
                 self._waiting.setdefault(salt, deque()).append((grammar, future))
-            self._threads.submit(self._compile_next)
+            self._threads.submit(self._compile_waiting)
             self._compiled_chars += len(grammar.text) + len(grammar.around)
             while len(self._compiled) > _MOST_COMPILED or self._compiled_chars > _MOST_COMPILED_CHARS:
                 (_, _, text, around), _ = self._compiled.popitem(last=False)
                 self._compiled_chars -= len(text) + len(around)
         return self._compiled[key]
 
-    def _compile_next(self) -> None:
-        """Compile the oldest grammar of the salt that has waited longest for its turn."""
+    def _compile_waiting(self) -> None:
+        """Compile grammars until none waits for which its salt may use a thread."""
+        while (turn := self._next_turn()) is not None:
+            salt, grammar, future = turn
+            try:
+                future.set_result(self._compile(grammar))
+            except BaseException as error:
+                future.set_exception(error)
+            with self._waiting_lock:
+                self._busy[salt] -= 1
+                self._busy += Counter()  # drops the salts for which no thread compiles
+
+    def _next_turn(self) -> tuple[bytes, Grammar, "Future[Matcher]"] | None:
+        """Take the oldest grammar of the salt that has waited longest for its turn, and may use one more thread."""
         with self._waiting_lock:
-            salt, waiting = next(iter(self._waiting.items()))
+            salt = next((salt for salt in self._waiting if self._busy[salt] < self._most_of_one), None)
+            if salt is None:
+                return None
+            waiting = self._waiting[salt]
             grammar, future = waiting.popleft()
             self._waiting.move_to_end(salt)
             if not waiting:
                 del self._waiting[salt]
-        try:
-            future.set_result(self._compile(grammar))
-        except BaseException as error:
-            future.set_exception(error)
+            self._busy[salt] += 1
+            return salt, grammar, future
 
     def _compile(self, grammar: Grammar) -> Matcher:
         with self._tokenizer_lock:

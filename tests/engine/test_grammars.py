@@ -390,24 +390,33 @@ def test_a_slow_compilation_does_not_hold_up_others(llama: Path, monkeypatch: py
 
 def test_tenants_take_turns_for_the_threads(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton_engine.grammars.available_cores", lambda: 1.0)
-    started, released, order, compile_one = threading.Event(), threading.Event(), list[str](), Grammars._compile
+    started, order, compile_one = threading.Semaphore(0), list[str](), Grammars._compile
+    released = {salt: threading.Event() for salt in ("many", "few", "some")}
 
     def compiled(self: Grammars, rule: Grammar) -> Matcher:
-        started.set()
-        assert released.wait(30)
+        started.release()
+        assert released[rule.text.rstrip("0123456789")].wait(30)
         order.append(rule.text)
         return compile_one(self, rule)
 
     monkeypatch.setattr(Grammars, "_compile", compiled)
     grammars = Grammars(llama, len(TOKENIZER))
-    futures = [grammars.compile(grammar(GrammarKind.REGEX, "many0"), b"one")]
-    assert started.wait(10)
-    texts = [*((f"many{number}", b"one") for number in range(1, 4)), ("few0", b"other"), ("few1", b"other")]
-    futures += [grammars.compile(grammar(GrammarKind.REGEX, text), salt) for text, salt in texts]
-    released.set()
+    futures = [grammars.compile(grammar(GrammarKind.REGEX, text), text[:3].encode()) for text in ("many0", "some0")]
+    assert started.acquire(timeout=10)
+    assert started.acquire(timeout=10)  # both threads are busy
+    texts = ["many1", "many2", "few0", "few1"]
+    futures += [grammars.compile(grammar(GrammarKind.REGEX, text), text[:3].encode()) for text in texts]
+    # The thread that becomes free goes to the others, as the first salt already has all that one may use.
+    for salt in ("some", "few"):
+        released[salt].set()
+    for future, text in zip(futures[1:], ("some0", *texts), strict=True):
+        if not text.startswith("many"):
+            assert not future.result(timeout=10).failed
+    assert order == ["some0", "few0", "few1"]
+    released["many"].set()
     for future in futures:
         assert not future.result(timeout=10).failed
-    assert order == ["many0", "many1", "few0", "many2", "few1", "many3"]
+    assert order[3:] == ["many0", "many1", "many2"]
 
 
 def test_masks_of_a_vocabulary_that_fills_no_whole_word(llama: Path) -> None:
