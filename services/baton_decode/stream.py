@@ -4,9 +4,14 @@ import asyncio
 
 from baton_proto import serving_pb2 as pb
 
+# Bytes of the deltas in one message, without the last one. The log probabilities of a long prompt take 31 MB, and a
+# message of 64 MiB would end the stream of all requests of the gateway.
+_MESSAGE_BYTES = 8 << 20
+
 
 class GatewayStream:
-    """Collects the deltas that are put between two sends, and sends them in one message."""
+    """Collects the deltas that are put between two sends, and sends them in one message, or in several if they are
+    large."""
 
     def __init__(self) -> None:
         self.requests: dict[int, int] = {}  # the gateway's handle -> the engine's request id
@@ -42,6 +47,12 @@ class GatewayStream:
         await self._not_empty.wait()
         self._not_empty.clear()
         self._sending = True
-        deltas, self._deltas = self._deltas, []
+        size = count = 0
+        while count < len(self._deltas) and size < _MESSAGE_BYTES:
+            size += self._deltas[count].ByteSize()
+            count += 1
+        deltas, self._deltas = self._deltas[:count], self._deltas[count:]
+        if self._deltas:
+            self._not_empty.set()
         failed, self._failed_handovers = self._failed_handovers, []
         return pb.DecodeMessage(step=pb.StepOutput(deltas=deltas, failed_handovers=failed))
