@@ -144,6 +144,38 @@ def test_without_a_gpu_all_sums_are_left_to_nccl(caplog: pytest.LogCaptureFixtur
     assert "symmetric memory cannot be used" in caplog.text
 
 
+class Sums(Memory):
+    """Memory in which the other rank's message is twice this one's. wrong: the way and the dtype of wrong sums."""
+
+    def __init__(self, wrong: tuple[str, torch.dtype] | None = None) -> None:
+        super().__init__()
+        self._wrong = wrong
+
+    def check(self) -> None:
+        SymmetricMemory.check(self)
+
+    def add_up_pushed(self, y: torch.Tensor) -> torch.Tensor:
+        return self._sum(y, "pushed")
+
+    def add_up_at_once(self, y: torch.Tensor) -> torch.Tensor:
+        return self._sum(y, "at once")
+
+    def add_up_in_steps(self, y: torch.Tensor) -> torch.Tensor:
+        return self._sum(y, "in steps")
+
+    def _sum(self, y: torch.Tensor, way: str) -> torch.Tensor:
+        total = 3 * y
+        return total.roll(1) if self._wrong == (way, y.dtype) else total
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("way", ["pushed", "at once", "in steps"])
+def test_each_way_is_checked_in_both_sizes_of_numbers(way: str, dtype: torch.dtype) -> None:
+    Sums().check()
+    with pytest.raises(RuntimeError, match="sums over symmetric memory are wrong"):
+        Sums((way, dtype)).check()
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(8, 65), (1, 3), (0, 64)])
 def test_other_messages_are_left_to_nccl(rows: int, columns: int) -> None:
     """They are too large, no multiple of 16 bytes, or empty."""

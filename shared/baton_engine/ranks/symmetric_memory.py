@@ -1,6 +1,7 @@
 """Memory of each rank's GPU that the GPUs of all ranks read and write (torch.distributed's symmetric memory)."""
 
 import ctypes
+import itertools
 import os
 from typing import Any
 
@@ -84,11 +85,14 @@ class SymmetricMemory:
 
     def check(self) -> None:
         """Add up numbers whose sum is known, and compare the result."""
-        numbers = torch.arange(1024, device=self.device, dtype=torch.float32)
-        for factor in range(1, 1 + _CHECKS):
+        numbers = torch.arange(1024, device=self.device, dtype=torch.float32) % 7
+        for factor, dtype in itertools.product(range(1, 1 + _CHECKS), (torch.float32, torch.bfloat16)):
+            own, expected = (
+                (numbers * (factor * ranks)).to(dtype)
+                for ranks in (self._rank + 1, self._count * (self._count + 1) // 2)
+            )
             for way in (self.add_up_pushed, self.add_up_at_once, self.add_up_in_steps):
-                found = way(numbers * (factor * (self._rank + 1)))
-                if not torch.equal(found, numbers * (factor * self._count * (self._count + 1) // 2)):
+                if not torch.equal(way(own), expected):
                     raise RuntimeError("sums over symmetric memory are wrong")
 
     def add_up_pushed(self, y: torch.Tensor) -> torch.Tensor:
