@@ -85,7 +85,8 @@ def _pushed_sum_kernel(
     real = at < vectors * 4
     wait_for_inputs(OVERLAP)
     count = tl.load(counts + program) + 1
-    # What arrived for the last sum but one has been read: since then all ranks have sent words of the last one.
+    # Two sums ago, words arrived in this half. Every rank has read them, because a rank sends words of a later sum only
+    # after it has finished the earlier one, and words of the last sum have arrived from all ranks.
     half = count % 2 * RANKS * room
     mark = (count & 0xFFFFFFFF) << 32
     own = tl.load(words + at, mask=real, other=0)

@@ -145,7 +145,8 @@ class AnswerReader:
     def _use(self, usage: _Usage, count: int, last: bool) -> int:
         """Return how many tokens a chunk has. last: it is the one without tokens that sums up."""
         answer = self._answer
-        # Usage beside text means that the server counts in each chunk. Beside a choice without text, it may be the sum.
+        # A server that sends usage with a chunk of text counts the tokens of each chunk. Usage in a chunk without text
+        # may be that of the whole answer.
         self.by_token = self.by_token or count > 0
         if self.by_token:
             count = 0 if last else usage.completion_tokens - answer.tokens

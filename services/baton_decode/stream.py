@@ -47,12 +47,23 @@ class GatewayStream:
         await self._not_empty.wait()
         self._not_empty.clear()
         self._sending = True
+        step = pb.StepOutput(deltas=self._deltas, failed_handovers=self._failed_handovers)
+        rest: list[pb.Delta] = []
+        # The size of the whole message is known much faster than those of its deltas.
+        if step.ByteSize() > _MESSAGE_BYTES:
+            count = self._deltas_of_a_message()
+            del step.deltas[count:]
+            rest = self._deltas[count:]
+        if rest:
+            self._not_empty.set()
+        self._deltas, self._failed_handovers = rest, []
+        return pb.DecodeMessage(step=step)
+
+    def _deltas_of_a_message(self) -> int:
+        """Return how many of the unsent deltas go into the next message: as many as reach its size, and at least
+        one."""
         size = count = 0
         while count < len(self._deltas) and size < _MESSAGE_BYTES:
             size += self._deltas[count].ByteSize()
             count += 1
-        deltas, self._deltas = self._deltas[:count], self._deltas[count:]
-        if self._deltas:
-            self._not_empty.set()
-        failed, self._failed_handovers = self._failed_handovers, []
-        return pb.DecodeMessage(step=pb.StepOutput(deltas=deltas, failed_handovers=failed))
+        return count

@@ -65,7 +65,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek_v3",
         {"rope": "yarn of DeepSeek", "n_group": 2, "topk_group": 1},
     ),
-    # All tokens are selected. Among so many tokens, rounding in batches may exchange the last selected one for another.
+    # So large that every token is selected: with a smaller number, rounding in batches may decide between two tokens
+    # whose scores are nearly the same.
     "deepseek_v32, two planes of different sizes": ("deepseek_v32", {"index_topk": 600}),
     "mistral, window": ("mistral", {"sliding_window": 24, "head_dim": 64}),
 }

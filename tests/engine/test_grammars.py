@@ -406,7 +406,7 @@ def test_tenants_take_turns_for_the_threads(llama: Path, monkeypatch: pytest.Mon
     assert started.acquire(timeout=10)  # both threads are busy
     texts = ["many1", "many2", "few0", "few1"]
     futures += [grammars.compile(grammar(GrammarKind.REGEX, text), text[:3].encode()) for text in texts]
-    # The thread that becomes free goes to the others, as the first salt already has all that one may use.
+    # The first salt already uses as many threads as one salt may, so a thread that ends its work takes another salt's.
     for salt in ("some", "few"):
         released[salt].set()
     for future, text in zip(futures[1:], ("some0", *texts), strict=True):

@@ -32,7 +32,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama4": {"intermediate_size": SIZE, "intermediate_size_mlp": SIZE, "interleave_moe_layer_step": 2},
     "granitemoe": {"intermediate_size": SIZE},
 }
-# Its vision part has projections, too, which the rewritten models below should not have.
+# The whole model also has projections for images, which the models that are rewritten below should not have.
 STEP = {"moe_intermediate_size": SIZE}
 JOINED = re.compile(
     r".*(experts\.(gate_up_proj|down_proj|mlp\.(w1|v1|w2))|(in|out)put_linear\.weight|moe\.\w+_proj\.weight)(_bias)?$"

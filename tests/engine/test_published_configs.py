@@ -1885,7 +1885,7 @@ def test_telechat_of_two_generations() -> None:
     longer = parse_model_config({**second, "architectures": ["TelechatForCausalLM"], "training_seqlen": 32768})
     assert isinstance(longer, LlamaConfig)
     assert longer.rope.theta == pytest.approx(10000 * 7 ** (128 / 126))
-    # The models of the first generation have the number in their code.
+    # The first two models have base_seqlen in their code instead of in config.json.
     first = {**second, "architectures": ["TelechatForCausalLM"], "base_seqlen": None}
     smaller, larger = (
         parse_model_config({**first, "hidden_size": hidden, "n_layer": layers})

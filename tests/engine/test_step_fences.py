@@ -22,7 +22,7 @@ def launched(number: int) -> Any:
         (StepMark(20), "end of 20"),
         (StepMark(19, 4), "layer 4 of 19"),
         (StepMark(13), "end of 13"),
-        # These steps are over. Some fence of later steps is right as well.
+        # Steps that ended long ago have no fence of their own left. A fence of a later step is right, too.
         (StepMark(12), "end of 13"),
         (StepMark(12, 4), "end of 13"),
     ],

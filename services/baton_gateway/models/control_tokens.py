@@ -35,7 +35,7 @@ class ControlTokens:
         added = tokenizer.get_added_tokens_decoder()
         self._ids = {token.content: id for id, token in added.items() if token.special or id in more}
         searched = [token for token in added.values() if _is_literal(token) or token.content in self._ids]
-        # It finds tokens as the tokenizer does: the first in the text, and the longest at one place.
+        # The tokenizer, too, takes the token that begins first in the text, and the longest of those that begin there.
         self._finder = TextFinder(token.content for token in searched)
         self._single_words = {token.content for token in searched if token.single_word}
         made_by_model = {token for token, id in self._ids.items() if _model_makes(tokenizer, token, id)}

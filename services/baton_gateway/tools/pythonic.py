@@ -158,7 +158,7 @@ def as_json(text: str) -> str | None:
     if len(_STRING.sub("s", text)) > _MOST_PYTHON_CHARS:
         return None
     try:
-        # The JSON of a literal is read again, so that what read_json refuses or changes is the same as above.
+        # The JSON of a literal is read again, so that read_json refuses and changes the same values as above.
         return write_json(read_json(json.dumps(_literal(ast.parse(text.strip(), mode="eval").body))))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None

@@ -29,7 +29,8 @@ class Expanded:
         qkv, (pairs, queries, dim) = self._qkv(x), self._shape
         sizes = [2 * pairs * heads * dim for heads in (queries, 1, 1)]
         q, k, v = qkv.split(sizes, dim=1)
-        # The heads of a pair are those of its first key with both values, and those of its second key with both values.
+        # A pair of heads has two keys and two values. Each of its keys is combined with each of its values, so a pair
+        # becomes four heads.
         q = q.unflatten(1, (pairs, 2, 1, -1)).expand(-1, -1, -1, 2, -1)
         k = k.unflatten(1, (pairs, 2, 1, -1)).expand(-1, -1, -1, 2, -1)
         v = v.unflatten(1, (pairs, 1, 2, -1)).expand(-1, -1, 2, -1, -1)

@@ -82,7 +82,7 @@ class Bailing(Llama):
         return read_llama_config(
             BailingConfig,
             file,
-            # The family's default of 0 key-value heads is of no use.
+            # The default of the family's configuration class is 0 key-value heads, with which no model can run.
             Defaults(16384, num_kv_heads=file.count("num_key_value_heads"), rms_norm_eps=1e-5),
             qkv_bias=file.flag("use_qkv_bias"),
             output_bias=file.flag("use_bias", True),

@@ -54,7 +54,7 @@ class Opt(WithLearnedPositions):
             self.project_in = Linear(inside, ["project_in"], [config.hidden_size], config.embedding_size)
 
     def parts(self, source: Source) -> tuple[Source, Source]:
-        # Some checkpoints were written from within the model.
+        # Some checkpoints were written from the model without its head, so their names lack the prefix "model.".
         inside = "model.decoder" if "model.decoder.embed_tokens.weight" in source else "decoder"
         return source.at(inside), source
 
