@@ -77,7 +77,8 @@ async def test_what_the_router_decides(model_folder):
         await stack.complete("lazy dog")
         [decode] = stack.fleet.router.decodes
         for _ in range(FAILURES):
-            decode.breaker.fail(stack.fleet.router._clock())
+            # In an hour, so that the breaker is still open however long the scrape takes.
+            decode.breaker.fail(stack.fleet.router._clock() + 3600)
         seen = await metrics(stack)
     assert decisions(seen, "local", "no_prefill_pods") == decisions(seen, "disaggregated", "least_ttft") == 1
     assert seen[router + "decision_seconds_count", (model,)] == 2
