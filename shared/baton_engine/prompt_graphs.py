@@ -11,6 +11,7 @@ import torch
 
 from baton_kernels.prefill_attention import prefill_tiles
 
+from .attention.backend import GRAPH_CHUNKS, GRAPH_KEYS
 from .attention.triton_paged import TritonPaged
 from .context import Context, Tokens
 from .cuda_graph import Recorder
@@ -24,16 +25,12 @@ from .transfer import host_buffer
 # The time of a step depends on the size of its graph, so sizes are close together. Graphs of more tokens would take
 # more memory than is set aside for them.
 SIZES = (16, 32, 48, 64, 96, 128, *range(192, 2048, 64), *range(2048, 4097, 128))
-# Steps with more chunks of several tokens use the pieces of token_graphs.py.
-_MOST_CHUNKS = 8
-# So do steps with longer contexts, for which attention cuts tiles (baton_kernels.prefill_cuts).
-_LONGEST = 4096
 
 
 class _Facts(msgspec.Struct):
     """The sequences' data for attention, as views of one int32 tensor, so that one copy fills all of them.
 
-    C = _MOST_CHUNKS. Chunk C has no tokens, and unused tiles belong to it. decode_rows, decode_lengths: [most decodes],
+    C = GRAPH_CHUNKS. Chunk C has no tokens, and unused tiles belong to it. decode_rows, decode_lengths: [most decodes],
     rows of the table, and tokens; 0 tokens = no decode. chunk_rows, lengths: [C + 1]. starts: [C + 2]. tile_chunks,
     tile_starts: [tiles].
     """
@@ -103,7 +100,7 @@ class PromptGraphs:
         """Return the size of the graph for a plan; None = there is none."""
         decodes = plan.decodes
         chunks = plan.ends[decodes:]
-        if not chunks or len(chunks) > _MOST_CHUNKS or max(chunks) > _LONGEST:
+        if not chunks or len(chunks) > GRAPH_CHUNKS or max(chunks) > GRAPH_KEYS:
             return None
         return min((size for size in self._graphs[decodes > 0] if size >= plan.num_tokens), default=None)
 
@@ -132,7 +129,7 @@ class PromptGraphs:
         _fill(facts.lengths, plan.ends[decodes:], 0)
         _fill(facts.starts, starts, starts[-1])
         chunks, rows = prefill_tiles(starts, self._backend.queries_per_tile)
-        _fill(facts.tile_chunks, chunks, _MOST_CHUNKS)
+        _fill(facts.tile_chunks, chunks, GRAPH_CHUNKS)
         _fill(facts.tile_starts, rows, starts[-1])
         return packed
 
@@ -140,10 +137,10 @@ class PromptGraphs:
         device, groups = self._cache.device, len(self._cache.layout.groups)
         inputs = torch.zeros(2 + groups, size, dtype=torch.int64, device=device)
         inputs[2:] = -1
-        tiles = size // self._backend.queries_per_tile + _MOST_CHUNKS
+        tiles = size // self._backend.queries_per_tile + GRAPH_CHUNKS
         packed = torch.zeros(sum(map(_aligned, _sizes(decodes, tiles))), dtype=torch.int32, device=device)
         facts = _Facts.of(packed, decodes, tiles)
-        facts.tile_chunks.fill_(_MOST_CHUNKS)
+        facts.tile_chunks.fill_(GRAPH_CHUNKS)
         run = partial(self._run, inputs, facts)
         # Nothing can be compiled during a capture.
         run()
@@ -163,7 +160,7 @@ class PromptGraphs:
 
 def _sizes(decodes: int, tiles: int) -> tuple[int, ...]:
     """Return the sizes of _Facts' views."""
-    return decodes, decodes, _MOST_CHUNKS + 1, _MOST_CHUNKS + 1, _MOST_CHUNKS + 2, tiles, tiles
+    return decodes, decodes, GRAPH_CHUNKS + 1, GRAPH_CHUNKS + 1, GRAPH_CHUNKS + 2, tiles, tiles
 
 
 def _aligned(elements: int) -> int:

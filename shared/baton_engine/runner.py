@@ -113,8 +113,9 @@ class Runner:
         self._memory = shared_by(memory_of(device), processes)
         self._share = int(self._memory.total() * (config.gpu_memory_utilization if self._memory.measured else 1))
         backend = select_backend(
-            config.attention_backend, model, device, config.deterministic, self.cache.planes[0].dtype, config.block_size
-        )
+            config.attention_backend, model, device, config.deterministic, dtype, self.cache.planes[0].dtype,
+            config.block_size,
+        )  # fmt: skip
         keys = max(config.max_num_batched_tokens, self.max_model_len)
         limits = StepLimits(config.max_num_seqs, keys, config.deterministic)
         self._backend = backend_class(backend, model)(self.cache, model.num_heads, model.attention, limits)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from baton_demo import MODEL_DIR
 from baton_demo.corpus import Corpus
+from baton_engine.attention import hopper_paged, select, wide_copies
 from baton_engine.config import ConfigError
 from baton_engine.engine import Engine
 from baton_engine.fingerprint import layout_fingerprint
@@ -84,6 +85,39 @@ def test_the_runner_of_gpus_gives_the_same_tokens(
     fake_cuda.pretend(monkeypatch)
     engine = fp8_engine(windowed, block_size=64, max_num_batched_tokens=24, enforce_eager=not graphs)
     assert generate(engine, requests).tokens == expected
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_attention_over_copies_in_more_bits_gives_the_same_tokens(
+    windowed: Path, graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The last one begins with tokens that are cached.
+    prompts = [make_prompt(length, seed=4) for length in (1, 17, 40, *[125] * 12)]
+    requests = [make_request(id, prompt, 3) for id, prompt in enumerate(prompts)]
+    later = [make_request(len(prompts), prompts[-1][:100] + make_prompt(20, seed=8), 3)]
+    settings = {"block_size": 64, "max_num_batched_tokens": 1600, "max_model_len": 128}
+    reference = fp8_engine(windowed, **settings)
+    expected = generate(reference, requests).tokens | generate(reference, later).tokens
+    fake_cuda.pretend(monkeypatch)
+    monkeypatch.setattr(select, "_why_not_hopper", lambda *_: None)
+    monkeypatch.setattr(hopper_paged, "_LEAST_TILES", 1)
+    if not graphs:
+        # All prompts together have more blocks than the memory for copies.
+        monkeypatch.setattr(wide_copies, "GRAPH_KEYS", 64)
+    seen = []
+
+    def prefill(q: torch.Tensor, keys: torch.Tensor, *facts: Any) -> None:
+        first_sequence = int(facts[4][0][0])
+        seen.append((keys.dtype, first_sequence))
+        fake_cuda.prefill_attention(q, keys, *facts, 128, False, None, None)
+
+    # Its kernel runs on Hopper only.
+    monkeypatch.setattr(hopper_paged, "hopper_prefill", prefill)
+    engine = fp8_engine(windowed, **settings, enforce_eager=not graphs)
+    seen.clear()
+    assert generate(engine, requests).tokens | generate(engine, later).tokens == expected
+    assert {dtype for dtype, _ in seen} == {torch.float32}
+    assert graphs or max(first for _, first in seen) > 8, "the copies of all prompts were made at once"
 
 
 class Counting(Pair):

@@ -25,6 +25,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "shared keys and values": ("gemma4_small", {}, {}),
     "values of another size": ("mimo_v2_flash", {}, {}),
     "Hopper": ("gpt_oss", {"max_position_embeddings": 1500}, {"max_model_len": 1500, "block_size": 64}),
+    "Hopper, KV in FP8": (
+        "gpt_oss",
+        {"max_position_embeddings": 1500, "sliding_window": 700},
+        {"max_model_len": 1500, "max_num_batched_tokens": 1200, "block_size": 64, "kv_cache_dtype": "fp8"},
+    ),
     "ALiBi": ("bloom", {}, {}),
     "sinks": ("gpt_oss", {}, {}),
     "experts": ("qwen3_moe", {"num_experts": 60, "num_experts_per_tok": 5}, {}),

@@ -57,18 +57,20 @@ def test_hopper_has_its_own_kernel_and_says_why_not(monkeypatch: pytest.MonkeyPa
     unlike = parse_model_config({"architectures": ["MiMoV2FlashForCausalLM"], **pattern})
     capability = [(9, 0)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability[0])
-    assert select_backend("auto", model, gpu, False, torch.bfloat16, 64) == "hopper"
-    assert select_backend("auto", model, gpu, False, torch.bfloat16, 16) == "triton"
-    for config, deterministic, dtype, block_size, reason in (
-        (sloped, False, torch.bfloat16, 64, "no ALiBi"),
-        (wide, False, torch.bfloat16, 64, "heads of 512"),
-        (unlike, False, torch.bfloat16, 64, "values of another size"),
-        (model, True, torch.bfloat16, 64, "--deterministic"),
-        (model, False, torch.float8_e4m3fn, 64, "this is float8_e4m3fn"),
-        (model, False, torch.bfloat16, 16, "--block-size 64, this is 16"),
+    bf16, fp16, fp8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
+    for dtype, kv_dtype in ((bf16, bf16), (fp16, fp16), (bf16, fp8)):
+        assert select_backend("auto", model, gpu, False, dtype, kv_dtype, 64) == "hopper"
+    assert select_backend("auto", model, gpu, False, bf16, bf16, 16) == "triton"
+    for config, deterministic, dtype, kv_dtype, block_size, reason in (
+        (sloped, False, bf16, bf16, 64, "no ALiBi"),
+        (wide, False, bf16, bf16, 64, "heads of 512"),
+        (unlike, False, bf16, bf16, 64, "values of another size"),
+        (model, True, bf16, bf16, 64, "--deterministic"),
+        (model, False, fp16, fp8, 64, "this is float8_e4m3fn in float16"),
+        (model, False, bf16, bf16, 16, "--block-size 64, this is 16"),
     ):
         with pytest.raises(ConfigError, match=f"'hopper' cannot run this model here: .*{reason}"):
-            select_backend("hopper", config, gpu, deterministic, dtype, block_size)
+            select_backend("hopper", config, gpu, deterministic, dtype, kv_dtype, block_size)
     capability[0] = (10, 0)
     with pytest.raises(ConfigError, match="'hopper' cannot run this model here: it needs a Hopper GPU"):
-        select_backend("hopper", model, gpu, False, torch.bfloat16, 64)
+        select_backend("hopper", model, gpu, False, bf16, bf16, 64)

@@ -1,11 +1,15 @@
 """Keys and values in FP8: the codes that are written, and attention over them, against float64."""
 
+import itertools
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from baton_kernels.reference.kv_codes import KV_CODES
 from baton_kernels.reference.paged_attention import AttentionVariant
 
+from .hopper import on_hopper
 from .test_attention import LENGTHS, VARIANTS, Case, naive, variant
 from .test_rope import naive as rotated
 
@@ -109,14 +113,17 @@ class Codes(Case):
         self.dtype = dtype
         self.scales = torch.rand(2, kv_heads, device=device) * 0.02 + 0.003
         self.keys, self.values = ((x * 100).clamp(-448, 448).to(KV_CODES) for x in (self.keys, self.values))
-        exact = self.scales.double().cpu()[:, :, None]
-        self.tokens = []
+        self.tokens = list(self.exact_tokens())
+
+    def exact_tokens(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the keys and values that each sequence's codes stand for, in float64."""
+        page, exact = self.keys.shape[1], self.scales.double().cpu()[:, :, None]
         for table, length in zip(self.tables.tolist(), LENGTHS, strict=True):
             k, v = (
                 torch.stack([cache[table[at // page], at % page] for at in range(length)]).double().cpu() * scale
                 for cache, scale in zip((self.keys, self.values), exact, strict=True)
             )
-            self.tokens.append((k, v))
+            yield k, v
 
     def queries(self, count: int) -> torch.Tensor:
         return torch.randn(count, self.heads, self.dim, dtype=self.dtype, device=self.device)
@@ -194,3 +201,73 @@ def test_prefill(
         out = prefill_attention(*planes, (tiles[0], tiles[1]), how, uniform=uniform, scales=case.scales)
         case.check(out, q, starts, how)
     case.check(paged_attention_reference(*planes, how, case.scales), q, starts, how)
+
+
+def use_powers_of_two(case: Codes) -> None:
+    """Give a case scales with which copies in bfloat16 are exact."""
+    case.scales.copy_(torch.exp2(case.scales.log2().round()))
+    case.tokens = list(case.exact_tokens())
+
+
+@pytest.mark.parametrize(("window", "chunked"), [(0, False), (20, False), (20, True)])
+def test_copies_in_more_bits_have_each_number_that_a_query_sees(
+    device: torch.device, window: int, chunked: bool
+) -> None:
+    from baton_kernels.wide_blocks import widen_blocks
+
+    page, new = 16, [1, 10, 30, 190]
+    case = Codes(4, 2, 24, page, device, torch.bfloat16)
+    use_powers_of_two(case)
+    starts = torch.tensor([0, *itertools.accumulate(new)], dtype=torch.int32, device=device)
+    where = [(sequence, place) for sequence in (1, 3, 2) for place in range(case.tables.shape[1])]
+    blocks = [torch.tensor(part, dtype=torch.int32, device=device) for part in zip(*where, strict=True)]
+    wide = [torch.full((len(where), page, 2, 24), 7.0, dtype=torch.bfloat16, device=device) for _ in range(2)]
+    how = AttentionVariant(1.0, window=window, chunked=chunked)
+    tables = case.tables.clone()
+    seen = []
+    for sequence, place in where:
+        position = LENGTHS[sequence] - new[sequence]
+        oldest = 0 if not window else position // window * window if chunked else position - window + 1
+        seen.append(place * page < LENGTHS[sequence] and (place + 1) * page > oldest)
+        if not seen[-1]:
+            tables[sequence, place] = 1 << 30  # to read there would be an error
+    widen_blocks(
+        case.keys, case.values, tables, case.lengths, starts, (blocks[0], blocks[1]), case.scales, how, wide[0], wide[1]
+    )
+    assert not all(seen)
+    for copy, cache, scales in zip(wide, (case.keys, case.values), case.scales, strict=True):
+        for at, (sequence, place) in enumerate(where):
+            if seen[at]:
+                # Nothing reads the rest of the last block.
+                tokens = slice(LENGTHS[sequence] - place * page)
+                codes = cache[case.tables[sequence, place]][tokens].float() * scales[:, None]
+                assert torch.equal(copy[at][tokens], codes.bfloat16())
+            else:
+                assert (copy[at] == 7.0).all()
+
+
+@on_hopper
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(8, 2, 64), (4, 1, 128), (2, 1, 256)])
+def test_the_kernel_for_hopper_reads_copies(device: torch.device, heads: int, kv_heads: int, dim: int) -> None:
+    from baton_kernels.hopper_prefill import BLOCK_QUERIES, hopper_prefill
+    from baton_kernels.prefill_attention import prefill_tiles
+    from baton_kernels.wide_blocks import widen_blocks
+
+    case = Codes(heads, kv_heads, dim, 64, device, torch.bfloat16)
+    use_powers_of_two(case)
+    starts = [0, 1, 17, 60, 200]
+    width = case.tables.shape[1]
+    where, sequences, rows = (
+        torch.tensor(x, dtype=torch.int32, device=device) for x in (starts, *prefill_tiles(starts, BLOCK_QUERIES))
+    )
+    owners = torch.arange(len(LENGTHS), device=device).repeat_interleave(width).int()
+    places = torch.arange(width, device=device).repeat(len(LENGTHS)).int()
+    wide = [torch.zeros(len(owners), 64, kv_heads, dim, dtype=torch.bfloat16, device=device) for _ in range(2)]
+    tables = torch.arange(len(owners), device=device).int().view(len(LENGTHS), width)
+    for kind in ("plain", "window", "chunks"):
+        how, q = variant(kind, heads, dim, device), case.queries(starts[-1])
+        widen_blocks(
+            case.keys, case.values, case.tables, case.lengths, where, (owners, places), case.scales, how, *wide
+        )
+        out = hopper_prefill(q, *wide, tables, case.lengths, where, (sequences, rows), how)
+        case.check(out, q, starts, how)

@@ -244,6 +244,8 @@ def test_what_an_engine_compiles_neither_counts_nor_is_subtracted() -> None:
     assert measure(1, [3.0, 1.5, 1.5, 0.9, 0.9, 0.5, 0.5]) == [10.0]
     assert asked == [108, 108, 108, 8, 8, 8, 8]
     assert measure(2, [1.5, 0.5, 0.5, 0.5, 2.0, 1.0, 1.0, 1.0]) == [10.0, 10.0]
+    # A run of more than a minute is not repeated.
+    assert measure(1, [101.0, 1.0, 1.0, 1.0]) == [1000.0]
 
 
 def test_what_an_engine_warns_of_is_in_the_report(tmp_path: Path) -> None:

@@ -10,6 +10,11 @@ import torch
 from baton_engine.attention_spec import AttentionSpec
 from baton_engine.kv_cache import KvCache
 
+# Steps with prompts that have more chunks of several tokens than this use the pieces of token_graphs.py.
+GRAPH_CHUNKS = 8
+# So do those whose sequences have more tokens, for which attention cuts tiles (baton_kernels.prefill_cuts).
+GRAPH_KEYS = 4096
+
 
 class AttentionBatch(msgspec.Struct):
     """The sequences of one step. Their new tokens lie one after another in the model's inputs; those with one new token

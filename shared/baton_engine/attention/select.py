@@ -32,6 +32,9 @@ _LARGEST_HEAD, _LARGEST_HEAD_OF_LARGE_GPUS = 256, 512
 _LARGE_GPUS = (9, 10)
 _LEAST_CAPABILITY = (8, 0)  # needed for bf16 products
 _HOPPER_BLOCK = 64  # tokens of a block, one or two of which are a tile of keys
+# The dtypes of KV that the kernel for Hopper takes, by the dtype of activations. It reads copies in 16 bits of codes.
+# In float16 a code and its scale may give more than the largest number.
+_HOPPER_KV = {torch.bfloat16: (torch.bfloat16, torch.float8_e4m3fn), torch.float16: (torch.float16,)}
 
 
 def select_backend(
@@ -39,18 +42,19 @@ def select_backend(
     config: ModelConfig,
     device: torch.device,
     deterministic: bool = False,
+    dtype: torch.dtype = torch.float32,
     kv_dtype: torch.dtype = torch.float32,
     block_size: int = 16,
 ) -> str:
     """Return `name`, or with "auto" that of the best backend for this model and device, and log the reason.
 
-    deterministic: a sequence's result must not depend on the others of its step. kv_dtype: of the numbers or codes in
-    the cache. block_size: in tokens. Raises ConfigError, which names the backends that can run the model, for a backend
-    that cannot.
+    deterministic: a sequence's result must not depend on the others of its step. dtype: of activations. kv_dtype: of
+    the numbers or codes in the cache. block_size: in tokens. Raises ConfigError, which names the backends that can run
+    the model, for a backend that cannot.
     """
     # In the order in which "auto" tries them.
     refusals = {
-        "hopper": _why_not_hopper(config, device, deterministic, kv_dtype, block_size),
+        "hopper": _why_not_hopper(config, device, deterministic, dtype, kv_dtype, block_size),
         "triton": _why_not_triton(config, device),
         "torch_sdpa": "--deterministic rules it out, as its results depend on the batch" if deterministic else None,
     }
@@ -82,7 +86,12 @@ def backend_class(name: str, config: ModelConfig) -> type[AttentionBackend]:
 
 
 def _why_not_hopper(
-    config: ModelConfig, device: torch.device, deterministic: bool, kv_dtype: torch.dtype, block_size: int
+    config: ModelConfig,
+    device: torch.device,
+    deterministic: bool,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    block_size: int,
 ) -> str | None:
     if not _is_hopper(device):
         return "it needs a Hopper GPU"
@@ -90,8 +99,9 @@ def _why_not_hopper(
         return "it has no latent attention and no ALiBi"
     if deterministic:
         return "--deterministic rules it out, as tiles with a mask and without are rounded in different ways"
-    if kv_dtype not in (torch.bfloat16, torch.float16):
-        return f"it needs KV of 16 bits, this is {str(kv_dtype).removeprefix('torch.')}"
+    if kv_dtype not in _HOPPER_KV.get(dtype, ()):
+        names = (str(each).removeprefix("torch.") for each in (kv_dtype, dtype))
+        return "it needs KV of 16 bits, or in FP8 in a model in bfloat16, this is {} in {}".format(*names)
     if block_size != _HOPPER_BLOCK:
         return f"it needs --block-size {_HOPPER_BLOCK}, this is {block_size}"
     unfit = [dim for dim in config.head_dims if dim > _LARGEST_HEAD or dim % 8]
