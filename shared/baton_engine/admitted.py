@@ -4,9 +4,14 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Iterator
 
+from .answer_lengths import AnswerLengths
 from .block_allocator import BlockAllocator
+from .kv_growth import KvGrowth, most_growth
 from .sequence import Sequence, State
 from .waiting_queue import ORDER, remove_sorted
+
+# The prediction of growth is made anew after so many uses, as sequences have grown since.
+_GROWTH_USES = 16
 
 
 class Admitted:
@@ -17,6 +22,8 @@ class Admitted:
     rows that are kept for choices which have not forked yet.
 
     Tenants have equal shares of the rows and blocks. A tenant may hold more while no tenant below its share waits.
+
+    lengths: of the answers that have ended, from which the growth of the others is predicted.
     """
 
     def __init__(self, allocator: BlockAllocator, max_num_seqs: int) -> None:
@@ -24,9 +31,13 @@ class Admitted:
         self.importing: list[Sequence] = []
         self.new_rows: dict[int, Sequence] = {}
         self.held: Counter[bytes] = Counter()
+        self.lengths = AnswerLengths()
         self._allocator = allocator
         self._max_num_seqs = max_num_seqs
         self._free_rows = list(reversed(range(max_num_seqs)))
+        self._growth: KvGrowth | None = None
+        self._growth_uses = 0
+        self._most_growth = 0  # tokens that all sequences could get when they were added
 
     @property
     def rows_left(self) -> int:
@@ -36,6 +47,32 @@ class Admitted:
     def margin(self) -> int:
         """Blocks that running sequences may need soon. To admit others into them would only lead to preemption."""
         return len(self.running) * self._allocator.num_groups
+
+    def margin_for(self, sequence: Sequence, tenants: int) -> int:
+        """Return the blocks that must stay available when a sequence is admitted, for the growth of all sequences.
+
+        If too many were admitted, some of them would be preempted as all grow, and a preempted sequence is computed
+        again. A tenant below its share need not wait for others to end. tenants: those with admitted or waiting
+        sequences.
+        """
+        pool, blocks = self._allocator.pool, self._allocator.most_blocks(sequence.known)
+        block_tokens = self._allocator.block_tokens
+        most = self._most_growth + most_growth(sequence) * sequence.rows_needed
+        if not (self.running or self.importing) or pool.num_available >= blocks + most / block_tokens:
+            return self.margin
+        if tenants > 1:
+            admitted = (each for each in (*self.running, *self.importing) if each.tenant == sequence.tenant)
+            if sum(each.num_blocks for each in admitted) + blocks <= pool.num_blocks / tenants:
+                return self.margin
+        if self._growth is None or self._growth_uses >= _GROWTH_USES:
+            self._growth = KvGrowth(self.lengths, (*self.running, *self.importing), block_tokens)
+            self._growth_uses = 0
+        self._growth_uses += 1
+        return max(self.margin, self._growth.most_with(sequence))
+
+    def forget_growth(self) -> None:
+        """Make the prediction of growth anew when it is needed next."""
+        self._growth = None
 
     def add(self, sequence: Sequence) -> None:
         """Add a sequence whose state says that it runs or imports."""
@@ -47,12 +84,19 @@ class Admitted:
             self.importing.append(sequence)
         sequence.rows_held = sequence.rows_needed
         self.held[sequence.tenant] += sequence.rows_held
+        sequence.may_grow = most_growth(sequence) * sequence.rows_held
+        self._most_growth += sequence.may_grow
+        if self._growth is not None:
+            self._growth.add(sequence)
 
     def split(self, sequence: Sequence) -> None:
         """Give back the rows that were kept for the other choices of a running sequence. They have forked now, and the
         caller adds them."""
         self.held[sequence.tenant] -= sequence.rows_held - 1
+        self._most_growth -= sequence.may_grow * (sequence.rows_held - 1) // sequence.rows_held
+        sequence.may_grow //= sequence.rows_held
         sequence.rows_held = 1
+        self._growth = None
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence whose state has not changed since it was added."""
@@ -63,6 +107,9 @@ class Admitted:
             sequence.row = -1
         else:
             self.importing.remove(sequence)
+        self._most_growth -= sequence.may_grow
+        if self._growth is not None:
+            self._growth.remove(sequence)
         self.held[sequence.tenant] -= sequence.rows_held
         if not self.held[sequence.tenant]:
             del self.held[sequence.tenant]
@@ -117,3 +164,5 @@ class Admitted:
             rows[each.tenant] += each.rows_needed
         if self.held != rows:
             raise RuntimeError("the numbers of rows by tenant are wrong")
+        if self._most_growth != sum(each.may_grow for each in (*self.running, *self.importing)):
+            raise RuntimeError("the number of tokens that sequences may get is wrong")

@@ -1,5 +1,6 @@
 """Gives sequences their blocks in each group of layers, and takes back the blocks whose tokens no query sees."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -23,6 +24,10 @@ class BlockAllocator:
         self.pool = pool
         self.num_groups = len(groups)
         self.windowed = any(group.window is not None for group in groups)
+        # By how many tokens a long sequence grows until it needs one more block of any group. Groups with a window give
+        # back as many blocks as they take.
+        growing = sum(group.window is None for group in groups)
+        self.block_tokens = block_size / growing if growing else math.inf
         self.export_blocks = 0  # held by exports, those that still run included
         self.prefix_queries = 0
         self.prefix_hits = 0

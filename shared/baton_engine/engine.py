@@ -373,6 +373,8 @@ class Engine:
         reason = sequence.finish_reason()
         deltas.append(delta_of(sequence, choice, reason))
         if reason:
+            if reason is not FinishReason.ERROR and sequence.certain_tokens < sequence.output_len:
+                self.scheduler.learn(sequence.output_len, reason is FinishReason.STOP)
             self._finish(sequence)
 
     def _finish_export(self, sequence: Sequence, choices: list[Choice], deltas: list[Delta]) -> None:

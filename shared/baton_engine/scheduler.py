@@ -35,9 +35,9 @@ _FULL_STEP_TOKENS = 512
 class Scheduler:
     """The waiting and running sequences of a block pool, the most urgent first.
 
-    A sequence gets the blocks for all its known tokens when it is admitted, so that only decodes need further ones. If
-    no block is left for a decode, the least urgent running sequence is preempted: it loses its blocks and is recomputed
-    later.
+    A sequence gets the blocks for all its known tokens when it is admitted, so that only decodes need further ones. It
+    waits while the admitted sequences are expected to grow into these blocks (KvGrowth). If no block is left for a
+    decode, the least urgent running sequence is preempted: it loses its blocks and is recomputed later.
 
     Tenants take turns (WaitingQueue). A tenant that holds more than its share of the rows or blocks loses some to a
     waiting tenant below its share (Admitted).
@@ -88,6 +88,10 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
+
+    def learn(self, tokens: int, ended: bool) -> None:
+        """Note how long an answer was. ended: by itself; False = at its limit."""
+        self._admitted.lengths.add(tokens, ended)
 
     @property
     def step_tokens(self) -> int:
@@ -144,6 +148,8 @@ class Scheduler:
         """Return the next step. The `computed` of its sequences already counts the step's tokens. Sequences that import
         KV are not part of it: they get their blocks here and move to `importing`."""
         self._make_room()
+        if not self.waiting:
+            self._admitted.forget_growth()
         decodes: list[Sequence] = []
         chunks: list[Sequence] = []
         copies: list[tuple[int, int]] = []
@@ -314,12 +320,17 @@ class Scheduler:
         self._queue.check_integrity()
         self._admitted.check_integrity()
 
+    @property
+    def _tenants(self) -> int:
+        """The number of tenants with admitted or waiting sequences."""
+        return len(self._admitted.held.keys() | self._queue.by_tenant.keys())
+
     def _make_room(self) -> None:
         """Let the waiting sequence whose turn it is have rows and blocks that another tenant holds beyond its share.
 
         Without this, a tenant whose answers are long could keep all the others waiting until these end.
         """
-        tenants = len(self._admitted.held.keys() | self._queue.by_tenant.keys())
+        tenants = self._tenants
         if tenants < 2 or not self.waiting:
             return
         sequence = self._queue.first()
@@ -339,7 +350,8 @@ class Scheduler:
 
         claimed: blocks that more urgent sequences will need.
         """
-        if not self.allocator.take(sequence, self._admitted.margin + claimed):
+        margin = self._admitted.margin_for(sequence, self._tenants)
+        if not self.allocator.take(sequence, margin + claimed):
             return False
         sequence.computed = sequence.cached
         return True

@@ -105,8 +105,8 @@ class Sequence:
       prompt's place in the queue, negative before it has one, and `order` says who goes first: smaller is more urgent.
       `import_end`: a source brings the KV of the tokens before this one that are not cached; 0 = the engine computes
       them.
-    - `admitted`: `row`, the sequence's place among the running ones, -1 when it does not run, and `rows_held`, the
-      rows that are counted for it.
+    - `admitted`: `row`, the sequence's place among the running ones, -1 when it does not run, and what is counted for
+      it: `rows_held`, and `may_grow`, the tokens that it could get when it was admitted.
     - the block allocator: `tables`, the block table of each group of layers, whose first blocks the sequence may have
       as `shared` with its forks. `cached` counts the tokens whose KV the prefix cache had when the sequence was
       admitted. `settled` counts the full blocks that are computed, finite and known to the prefix cache.
@@ -137,6 +137,7 @@ class Sequence:
         self.num_tokens = self.given_len
         self.row = -1
         self.rows_held = 0
+        self.may_grow = 0
         self.computed = 0
         self.cached = 0
         self.settled = 0
@@ -192,6 +193,13 @@ class Sequence:
     @property
     def output_len(self) -> int:
         return self.known - self.prompt_len
+
+    @property
+    def certain_tokens(self) -> int:
+        """The number of output tokens that the sequence gets in any case, unless its client leaves."""
+        if self.sampling.grammar is not None:
+            return 1
+        return self.sampling.min_tokens if self._stops else self.most_tokens - self.prompt_len
 
     @property
     def pending(self) -> int:

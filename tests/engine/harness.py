@@ -4,6 +4,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from baton_engine.answer_lengths import AnswerLengths
 from baton_engine.config import EngineConfig
 from baton_engine.delta import Delta
 from baton_engine.engine import Engine
@@ -15,9 +18,21 @@ _MOST_STEPS = 5_000
 
 
 def make_engine(folder: Path, **settings: Any) -> Engine:
-    """Return an engine on one CPU thread, with 256 blocks unless told otherwise."""
+    """Return an engine on one CPU thread, with 256 blocks unless told otherwise.
+
+    It expects answers to end at once. They do not, so in a small pool sequences are preempted.
+    """
     defaults: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_threads": 1, "num_blocks": 256}
-    return Engine(EngineConfig(model=str(folder), **{**defaults, **settings}))
+    engine = Engine(EngineConfig(model=str(folder), **{**defaults, **settings}))
+    engine.scheduler._admitted.lengths = EndAtOnce()
+    return engine
+
+
+class EndAtOnce(AnswerLengths):
+    """Expects no further token of any answer."""
+
+    def going_on(self, tokens: np.ndarray, more: np.ndarray) -> np.ndarray:
+        return np.zeros(np.broadcast_shapes(tokens.shape, more.shape))
 
 
 def make_prompt(length: int, seed: int = 0) -> list[int]:

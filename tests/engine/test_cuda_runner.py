@@ -183,8 +183,8 @@ def test_the_end_frees_the_graphs(llama: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_steps_with_prompts_run_as_whole_graphs(tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks alone and after decodes take them; steps with too many or too long prompts take others."""
     pretend(monkeypatch)
-    monkeypatch.setattr("baton_engine.prompt_graphs._MOST_CHUNKS", 2)
-    monkeypatch.setattr("baton_engine.prompt_graphs._LONGEST", 40)
+    monkeypatch.setattr("baton_engine.prompt_graphs.GRAPH_CHUNKS", 2)
+    monkeypatch.setattr("baton_engine.prompt_graphs.GRAPH_KEYS", 40)
     monkeypatch.setattr("baton_engine.prompt_graphs.SIZES", (4, 12, 24, 48))
     folder = tiny_model("gemma3", initializer_range=0.1)
     # Without a limit by time, the chunks do not depend on how fast this machine is.
