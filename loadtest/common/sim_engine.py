@@ -1,0 +1,203 @@
+"""A worker pod on a simulated clock that plans its steps with the engine's own scheduler. Only the device is a formula.
+
+Like an engine on a GPU, it schedules the next step while the device computes the current one.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from baton_common.kv_layout import LayerGroup
+from baton_engine.block_allocator import BlockAllocator
+from baton_engine.block_pool import BlockPool
+from baton_engine.sampling import SamplingParams
+from baton_engine.scheduler import Scheduler
+from baton_engine.sequence import Request, Sequence, State
+from baton_engine.step import Step
+from baton_engine.step_times import StepTimes, StepWork
+from loadtest.common.sim_pod import Clock
+
+_BLOCK_SIZE = 64
+_MOST_TOKENS = 8192  # of a step
+_MOST_SEQUENCES = 256
+# As in baton_engine/pipeline.py: the next step is planned so long before the predicted end of one with prompts.
+_LEAD_S, _LEAD_SHARE = 0.012, 0.05
+
+
+@dataclass(frozen=True)
+class Device:
+    """The seconds of steps, by default those of the Llama-3.1-8B shape in bfloat16 on an NVIDIA H200.
+
+    A step with prompts takes prompt_step_s, token_s for each token and pair_s for each pair of a prompt token and a
+    token that it sees. A step of decodes takes decode_step_s and decode_s for each. In both, key_s is added for each
+    token that a decode sees.
+    """
+
+    prompt_step_s: float = 4.0e-3
+    token_s: float = 19.5e-6
+    pair_s: float = 1.9e-9
+    decode_step_s: float = 4.0e-3
+    decode_s: float = 12.8e-6
+    key_s: float = 131_072 / 4e12
+    token_bytes: int = 131_072
+    num_blocks: int = 12_000
+
+    def seconds(self, work: StepWork) -> float:
+        keys = work.keys * self.key_s
+        if work.prompt_tokens:
+            tokens = work.prompt_tokens + work.decodes
+            return self.prompt_step_s + tokens * self.token_s + work.pairs * self.pair_s + keys
+        return self.decode_step_s + work.decodes * self.decode_s + keys
+
+    def times(self) -> StepTimes:
+        """Return what an engine predicts after it has measured steps at its start."""
+        works = [StepWork(size, size * (size + 1) // 2, 0, 0) for size in (512, 2048, _MOST_TOKENS)]
+        works += [StepWork(1024, 1024 * context, 0, 0) for context in (4096, 16_384)]
+        works += [StepWork(1024, 1024 * 512, 64, 64 * length) for length in (64, 4096)]
+        works += [StepWork(0, 0, count, count * length) for count in (1, 8, 64, 256) for length in (64, 4096)]
+        times = StepTimes()
+        times.begin([(work, self.seconds(work)) for work in works])
+        return times
+
+
+@dataclass(eq=False)
+class Job:
+    """A request on a pod. output: tokens that the pod generates. token: called at each of them."""
+
+    num_tokens: int
+    output: int
+    token: Callable[[], None]
+    finished: Callable[[], None] = lambda: None
+    sequence: Sequence = field(init=False)
+
+
+class EnginePod:
+    """An engine with its scheduler, on a device that takes the predicted time for each step. It has no prefix cache."""
+
+    def __init__(self, clock: Clock, device: Device, chunk_ms: float, prefill_only: bool = False) -> None:
+        """chunk_ms, prefill_only: as EngineConfig has them."""
+        self.times = device.times()
+        self.busy_s = 0.0  # time spent in steps since the start
+        self._clock = clock
+        self._device = device
+        self._pool = BlockPool(device.num_blocks, False)
+        allocator = BlockAllocator(self._pool, (LayerGroup(None, (0,)),), _BLOCK_SIZE, _MOST_TOKENS)
+        self.scheduler = Scheduler(
+            allocator,
+            block_size=_BLOCK_SIZE,
+            max_num_batched_tokens=_MOST_TOKENS,
+            max_num_seqs=_MOST_SEQUENCES,
+            max_export_blocks=device.num_blocks,
+            chunk_tokens=round(chunk_ms / 1e3 / self.times.token_s),
+            prefill_only=prefill_only,
+            reach=lambda sequence, _cached: sequence.known if sequence.request.imports_kv else 0,
+        )
+        self.scheduler.context_cost, self.scheduler.step_cost = self.times.context_cost, self.times.step_cost
+        self._ids = itertools.count()
+        self._jobs: dict[int, Job] = {}
+        self._steps: deque[Step] = deque()  # the step that the device computes, and the next one
+        self._woken = False
+
+    @property
+    def blocks_held(self) -> int:
+        return self._pool.num_held
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.scheduler.running) + len(self.scheduler.waiting)
+
+    @property
+    def queued_work(self) -> float:
+        """The work that is queued, as Engine.load computes it for the pod's reports."""
+        scheduler = self.scheduler
+        queued = [each for each in (*scheduler.running, *scheduler.waiting) if not each.imports]
+        return sum(scheduler.work_left(each) for each in queued if each.computed + 1 < each.known)
+
+    def prefill(self, job: Job, exports: bool = False) -> None:
+        """Compute a prompt and generate the output. exports: only the first token; `release` frees the KV."""
+        self._add(job, exports_from=0 if exports else None)
+
+    def reserve(self, job: Job) -> None:
+        """Give a request its blocks, into which a prefill pod's KV comes. Its first token counts as output."""
+        self._add(job, imports_kv=True)
+        self.scheduler.admit_imports()
+
+    def decode(self, job: Job) -> None:
+        """Go on with a request whose KV and first token have been handed over."""
+        assert job.sequence.state is State.IMPORTING
+        self.scheduler.end_import(job.sequence)
+        job.sequence.append(0)
+        if job.sequence.known >= job.sequence.most_tokens:
+            self._finish(job)
+            return
+        self.scheduler.start(job.sequence)
+        self._wake()
+
+    def release(self, job: Job) -> None:
+        """Free what a handed-over request holds."""
+        self.scheduler.remove(job.sequence)
+        del self._jobs[job.sequence.request.id]
+        self._wake()
+
+    def _add(self, job: Job, imports_kv: bool = False, exports_from: int | None = None) -> None:
+        id = next(self._ids)
+        sampling = SamplingParams(max_tokens=job.output)
+        request = Request(
+            id=id, prompt=[0] * job.num_tokens, sampling=sampling, imports_kv=imports_kv, exports_from=exports_from
+        )
+        job.sequence = Sequence(request, id, _BLOCK_SIZE, job.num_tokens + job.output)
+        self._jobs[id] = job
+        self.scheduler.add(job.sequence)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Plan a step if the device is idle. Requests that come at the same moment become part of it."""
+        if not self._steps and not self._woken:
+            self._woken = True
+            self._clock.at(self._clock.now, self._begin)
+
+    def _begin(self) -> None:
+        self._woken = False
+        if not self._steps and self._plan():
+            self._run()
+
+    def _plan(self) -> bool:
+        step = self.scheduler.schedule()
+        if step.sequences:
+            self._steps.append(step)
+        return bool(step.sequences)
+
+    def _run(self) -> None:
+        """Let the device compute the oldest step, and plan the next one at the engine's moment."""
+        now, plan = self._clock.now, self._steps[0].plan
+        seconds = self._device.seconds(StepWork.of(plan))
+        self.busy_s += seconds
+        next_s = max(seconds * (1 - _LEAD_SHARE) - _LEAD_S, 0.0) if plan.has_prompts else 0.0
+        self._clock.at(now + next_s, self._plan)
+        self._clock.at(now + seconds, self._end)
+
+    def _end(self) -> None:
+        step = self._steps.popleft()
+        # The device begins the next step, if there is one, before the results of this one are read.
+        if self._steps:
+            self._run()
+        for sequence, draws in zip(step.sequences, step.plan.draws, strict=True):
+            if draws and sequence.state is not State.FINISHED:
+                self._append(self._jobs[sequence.request.id])
+        if not self._steps:
+            self._wake()
+
+    def _append(self, job: Job) -> None:
+        sequence = job.sequence
+        sequence.append(0)
+        job.token()
+        if sequence.exports:
+            self.scheduler.export(sequence)
+        elif sequence.known >= sequence.most_tokens:
+            self._finish(job)
+
+    def _finish(self, job: Job) -> None:
+        self.scheduler.remove(job.sequence)
+        del self._jobs[job.sequence.request.id]
+        job.finished()
