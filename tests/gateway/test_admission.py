@@ -331,15 +331,18 @@ class Cluster:
 
 @pytest.mark.parametrize("pods", [1, 2, 4])
 def test_a_tenant_with_long_prompts_does_not_move_the_p99_of_another(pods: int) -> None:
-    """At 80 % of the capacity, beside eight times longer prompts: instead of more of its own length, and of nobody."""
+    """At 80 % of the capacity, beside eight times longer prompts: instead of more of its own length, and of nobody.
+
+    A prompt of 1,024 tokens alone takes 24 ms. A tenant that is alone seldom waits, so a ratio to it says little.
+    """
     calm = (0.4, 1024)
     alike = Cluster(pods, {"calm": calm, "other": calm}, 120)
     alone = Cluster(pods, {"calm": calm}, 120)
     beside_long = Cluster(pods, {"calm": calm, "other": (0.4, 8192)}, 120)
     assert not beside_long.refused
-    assert beside_long.p99("calm") <= alike.p99("calm")
-    # Alone among many pods it nearly never waits at all.
-    assert beside_long.p99("calm") <= (1.2 if pods < 4 else 1.4) * alone.p99("calm")
+    assert beside_long.p99("calm") <= 1.1 * alike.p99("calm")
+    assert beside_long.p99("calm") <= 1.4 * alone.p99("calm")
+    assert beside_long.p99("calm") <= {1: 0.062, 2: 0.052, 4: 0.048}[pods]
 
 
 def test_a_flood_is_its_own_sender_s_problem() -> None:

@@ -148,6 +148,19 @@ def test_where_a_queue_seldom_empties_a_place_in_it_costs_more():
     assert fleet.choose(1000).prefills == [prefill]
 
 
+def test_a_prompt_does_not_queue_while_a_decode_pod_has_no_prompt_to_compute():
+    fleet = Fleet()
+    fleet.policy = KvAware(fleet.index, CostModel())
+    decode = fleet.decode(requests=20, prefill_rate=50_000.0)
+    prefill = fleet.prefill(prefill_rate=50_000.0, busy_share=0.5)
+    assert fleet.choose(1024).prefills == [prefill]
+    prefill.prefill_tokens.charge(2048)
+    assert fleet.choose(1024).prefills == []
+    # A decode pod that has a longer queue itself is not better.
+    decode.prefill_tokens.charge(4096)
+    assert fleet.choose(1024).prefills == [prefill]
+
+
 def test_a_pod_is_as_busy_as_those_who_come_find_it():
     """One that is not the best is not asked: who comes need not go there."""
     fleet = Fleet()

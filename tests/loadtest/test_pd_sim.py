@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from baton_engine.config import CHUNK_MS
+from baton_gateway.routing.cost import CostModel
 from loadtest.common.sim_engine import Device, EnginePod, Job
 from loadtest.common.sim_pod import Clock
 from loadtest.handover import pd_sim
@@ -36,6 +37,17 @@ def test_a_handed_over_request_goes_on_with_its_second_token() -> None:
     clock.run()
     assert tokens == pytest.approx([2.75, 3.25])
     assert (prefill.blocks_held, decode.blocks_held) == (0, 0)
+
+
+@pytest.mark.parametrize("load", ["20.2,1024,128", "34.8,1024,128", "4.3,4000,200", "8.0,4000,200"])
+def test_first_tokens_are_as_soon_as_on_replicas(load: str) -> None:
+    """One prefill and one decode pod do not let prompts queue on the one while the other could compute them."""
+    replicas = pd_sim.measure(load, 0, 2, CostModel(), CHUNK_MS, 60, 3)
+    pd = pd_sim.measure(load, 1, 1, CostModel(), CHUNK_MS, 60, 3)
+    assert pd.ttft_p50 <= 1.1 * replicas.ttft_p50
+    assert pd.ttft_p99 <= 1.1 * replicas.ttft_p99
+    # Both would hold if all prompts were computed on the decode pod. At least half of them are not.
+    assert pd.local < 0.5
 
 
 def test_the_command_prints_both_layouts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
