@@ -33,13 +33,15 @@ def measure(layout: str, model: Path, loads: list[str], arguments: argparse.Name
     """Start a layout and run each load on it. Raises RuntimeError when one fails."""
     [admin] = free_loopback_ports(1)
     worker = ["--no-enable-prefix-caching", *as_flags(dict(arguments.settings))]
+    decode = as_flags(dict(arguments.decode_settings)) if layout == "pd" else []
     gateway = ["--admin-port", str(admin)]
     with Pods(model, arguments.out / f"{layout}-logs") as pods:
         prefills = arguments.pods // 2 if layout == "pd" else 0
         addresses: dict[str, list[str]] = {"prefill": [], "decode": []}
         for number in range(arguments.pods):
             role = "prefill" if number < prefills else "decode"
-            addresses[role].append(f"{HOST}:{pods.start(role, worker, gpus_from(number), f'pod-{number}')}")
+            flags = worker + decode if role == "decode" else worker
+            addresses[role].append(f"{HOST}:{pods.start(role, flags, gpus_from(number), f'pod-{number}')}")
         for role, known in addresses.items():
             gateway += [f"--{role}-addresses", ",".join(known)] if known else []
         port = pods.start("gateway", gateway)
@@ -67,6 +69,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--set", dest="settings", action="append", type=setting, default=[], metavar="KEY=VALUE",
         help="a flag that all workers get",
+    )  # fmt: skip
+    parser.add_argument(
+        "--set-decode", dest="decode_settings", action="append", type=setting, default=[], metavar="KEY=VALUE",
+        help="a flag that the decode pods of pd get, too",
     )  # fmt: skip
     arguments = parser.parse_args()
     if arguments.pods < 2 or arguments.pods % 2:

@@ -15,7 +15,7 @@ _BELIEF = 4.0
 class AnswerLengths:
     """Estimates the chance that an answer goes on, from the number of tokens that it has.
 
-    This is the life table of Cutler and Ederer (1958) with a prior and with forgetting. It also learns from answers that
+    It is the life table of Cutler and Ederer (1958) with a prior and with forgetting. It also learns from answers that
     were cut off at their limit, of which only a least length is known.
     """
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.processes
 def test_both_layouts_get_the_same_requests(shape: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, str(FOLDER / "handover" / "pd_load.py"), str(shape), "--out", str(out)]
-    command += ["--set", "device=cpu", "--set", "num_blocks=256"]
+    command += ["--set", "device=cpu", "--set", "num_blocks=256", "--set-decode", "max_num_seqs=16"]
     command += ["--load", "--rates 6 --requests 8 --input-tokens 20-60 --output-tokens 8"]
     command += ["--load", "--rates 3,6 --requests 4 --input-tokens 100 --output-tokens 2-5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
