@@ -9,6 +9,7 @@ import typer
 from baton_cli import keys, model
 from baton_cli.errors import UserError
 from baton_cli.hub_models import local_folder
+from baton_cli.requirements import check_versions
 from baton_cli.up import up
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def baton(
 @app.command(context_settings=_PASS_ALL, add_help_option=False)
 def gateway(context: typer.Context) -> None:
     """Run a gateway: the OpenAI API in front of the pods."""
+    check_versions("gateway")
     from baton_cli.service_settings import settings_from
     from baton_gateway.settings import GatewaySettings
 
@@ -56,6 +58,7 @@ def gateway(context: typer.Context) -> None:
 @app.command(context_settings=_PASS_ALL, add_help_option=False)
 def prefill(context: typer.Context) -> None:
     """Run a prefill pod."""
+    check_versions("worker", "gpu")
     from baton_cli.service_settings import settings_from
     from baton_prefill.settings import PrefillSettings
 
@@ -68,6 +71,7 @@ def prefill(context: typer.Context) -> None:
 @app.command(context_settings=_PASS_ALL, add_help_option=False)
 def decode(context: typer.Context) -> None:
     """Run a decode pod."""
+    check_versions("worker", "gpu")
     from baton_cli.service_settings import settings_from
     from baton_decode.settings import DecodeSettings
 
@@ -80,6 +84,7 @@ def decode(context: typer.Context) -> None:
 @app.command(context_settings=_PASS_ALL, add_help_option=False)
 def controller(context: typer.Context) -> None:
     """Run the controller of a release: canaries and scaling."""
+    check_versions("controller")
     from baton_cli.service_settings import settings_from
     from baton_controller.settings import ControllerSettings
 
@@ -92,6 +97,7 @@ def controller(context: typer.Context) -> None:
 @bench.command(context_settings=_PASS_ALL, add_help_option=False)
 def serve(context: typer.Context) -> None:
     """Send load to one or more OpenAI endpoints and compare latency, throughput and goodput."""
+    check_versions("bench")
     from baton_bench.errors import BenchError
     from baton_bench.settings import BenchSettings
     from baton_cli.service_settings import settings_from
