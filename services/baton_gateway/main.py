@@ -21,6 +21,7 @@ from .settings import GatewaySettings
 from .tenancy.tenants import TenantsError
 from .web.app import create_app
 from .web.certificate import Certificate
+from .web.connections import raise_file_limit
 from .web.server import GatewayServer, ServerConfig, listen
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def main(settings: GatewaySettings) -> None:
     gc.freeze()
     ports = {"port": server_socket.getsockname()[1], "admin_port": admin_socket.getsockname()[1]}
     log.info("listening", extra={"event": "listening", **ports})
+    raise_file_limit()
     services = gateway.services
     config = ServerConfig(services, create_app(services, gateway.running), certificate)
     GatewayServer(services, config, admin_socket).run([server_socket])

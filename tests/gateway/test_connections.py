@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import resource
 import time
 
 import pytest
 
+from baton_gateway.web.connections import MOST_CONNECTIONS, Connections, most_connections
 from baton_gateway.web.server import MAX_PIPELINED
 
 from .fake_worker import hang, say
@@ -71,6 +73,72 @@ async def test_half_open_connections_are_closed(model_folder, impatient_settings
         assert second.startswith(b"HTTP/1.1 200 ")
         assert b"HTTP/1.1 408 " in second
         assert (await stack.complete()).status_code == 200
+
+
+async def limited(stack: Stack, most: int) -> None:
+    """Let a gateway have so many connections, and none so far."""
+    await stack.http.aclose()
+    await stack.until(lambda: not stack.server.server_state.connections)
+    stack.server.config.connections = Connections(most)
+
+
+@pytest.mark.processes
+async def test_too_many_connections_cost_the_one_that_has_waited_longest(model_folder):
+    ask = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with pods() as decodes, running(model_folder, decodes) as stack:
+        await limited(stack, 3)
+        # Silent ones, one with half a head, and one that is used again and again.
+        silent = await asyncio.open_connection("127.0.0.1", stack.port)
+        await stack.until(lambda: len(stack.server.server_state.connections) == 1)
+        half = await asyncio.open_connection("127.0.0.1", stack.port)
+        half[1].write(HEAD)
+        await stack.until(lambda: len(stack.server.server_state.connections) == 2)
+        used = await asyncio.open_connection("127.0.0.1", stack.port)
+        for _ in range(4):
+            used[1].write(ask)
+            head = await used[0].readuntil(b"\r\n\r\n")
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            assert head.startswith(b"HTTP/1.1 200 ")
+            await used[0].readexactly(length)
+            assert b"HTTP/1.1 200 " in await exchange(stack.port, ask.replace(b"host", b"connection: close\r\nhost"))
+        assert await silent[0].read() == b""
+        assert not half[0].at_eof(), "the first new connection made room for all later ones"
+        third = await asyncio.open_connection("127.0.0.1", stack.port)
+        fourth = await asyncio.open_connection("127.0.0.1", stack.port)
+        assert await half[0].read() == b""
+        for _, writer in (silent, half, used, third, fourth):
+            writer.close()
+
+
+@pytest.mark.processes
+async def test_a_connection_whose_request_is_answered_is_never_closed_for_others(model_folder):
+    async with pods() as decodes, running(model_folder, decodes) as stack:
+        await limited(stack, 2)
+        decodes[0].script = hang(*stack.ids("hello"))
+        body = json.dumps({"model": "tiny", "prompt": "x", "stream": True}).encode()
+        streams = [await asyncio.open_connection("127.0.0.1", stack.port) for _ in range(2)]
+        for reader, writer in streams:
+            writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+            assert b" 200 " in await reader.readline()
+        refused = await exchange(stack.port)
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert json.loads(refused.split(b"\r\n\r\n")[1])["error"]["code"] == "server_is_overloaded"
+        streams[0][1].close()
+        await stack.until(lambda: len(stack.server.server_state.connections) == 1)
+        answer = await exchange(stack.port, b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        streams[1][1].close()
+
+
+def test_file_descriptors_are_left_for_pods(monkeypatch: pytest.MonkeyPatch):
+    for soft, most in (
+        (1024, 512),
+        (4096, 3584),
+        (1 << 20, MOST_CONNECTIONS),
+        (resource.RLIM_INFINITY, MOST_CONNECTIONS),
+    ):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
+        assert most_connections() == most
 
 
 async def test_many_half_open_connections_do_not_disturb(stack: Stack):

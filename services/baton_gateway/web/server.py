@@ -17,11 +17,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from ..concurrency.crash_log import loop_crashed
 from ..endpoints.services import Services
-from ..errors import ApiError, bad_request
+from ..errors import ApiError, bad_request, overloaded
 from ..telemetry.record import SEND_BODY
 from .admin import AdminServer
 from .body import declared_length
 from .certificate import Certificate
+from .connections import Connections, most_connections
 
 MAX_HEAD_BYTES = 64 * 1024
 # Most bytes that a request may send after its headers, as a multiple of max_body_bytes. The rest of a refused body is
@@ -55,6 +56,7 @@ class ServerConfig(uvicorn.Config):
         )
         self.services = services
         self.certificate = certificate
+        self.connections = Connections(most_connections())
 
     def load(self) -> None:
         super().load()
@@ -75,6 +77,7 @@ class GatewayProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         assert isinstance(self.config, ServerConfig)
         self._services = self.config.services
+        self._connections = self.config.connections
         self._max_sent_bytes = SENT_BYTES_FACTOR * self._services.settings.max_body_bytes
         self._head_bytes = 0
         self._body_bytes = 0
@@ -84,9 +87,20 @@ class GatewayProtocol(HttpToolsProtocol):
         self._answered: RequestResponseCycle | None = None  # the request that is being answered, or was last
         self._head_timer: asyncio.TimerHandle | None = None
         self._discard_timer: asyncio.TimerHandle | None = None
-        self._await_head()
+        if self._connections.add(self):
+            self._await_head()
+        else:
+            self._refuse(overloaded("The gateway has too many connections. Try again later."))
+
+    def drop(self) -> None:
+        if self.transport.get_write_buffer_size():
+            # The client does not read, so that closing would wait for it.
+            self.transport.abort()
+        else:
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.remove(self)
         self._head_done()
         self._discard_done()
         super().connection_lost(exc)
@@ -142,6 +156,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
+        self._connections.serve(self)
         super()._start_asgi_task(cycle, functools.partial(self._answer, cycle, app))
 
     async def _answer(self, cycle: RequestResponseCycle, app: Any, scope: Any, receive: Any, send: Any) -> None:
@@ -158,6 +173,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def on_response_complete(self) -> None:
+        self._connections.wait(self)
         if self._last:
             self.server_state.total_requests += 1
             self.flow.resume_reading()
