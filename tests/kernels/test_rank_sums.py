@@ -16,6 +16,7 @@ from baton_kernels.rank_sums import (
 
 from .conftest import DEVICE
 
+pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="the memory of the other ranks is that of this process")
 SIZES = pytest.mark.parametrize(("rows", "columns"), [(1, 8), (3, 520), (7, 1024)])
 RANKS = pytest.mark.parametrize("rank", [0, 2])
 
@@ -58,7 +59,6 @@ def test_pushed_sums_are_those_of_all_ranks_in_order(rank: int, rows: int, colum
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(DEVICE == "cuda", reason="one GPU is one rank")
 def test_pushed_sums_of_ranks_that_run_at_the_same_time() -> None:
     room, sums = 1 << 13, 20
     memories = [torch.zeros(2, 2, room // 4, dtype=torch.int64).share_memory_() for _ in range(2)]
