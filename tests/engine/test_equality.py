@@ -187,6 +187,16 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 7.0,
         },
     ),
+    "smollm3-layers-with-windows": (
+        "smollm3",
+        {
+            "sliding_window": 11,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "no_rope_layers": [1, 1],
+            "tie_word_embeddings": False,
+            "pad_token_id": None,
+        },
+    ),
     "smollm3": (
         "smollm3",
         {

@@ -315,15 +315,43 @@ def test_the_older_form_of_the_rope_of_neox(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "count"), [({}, 2), ({"no_rope_layer_interval": 3}, 2), ({"num_hidden_layers": 3}, 0)]
+    ("fields", "count"),
+    [({}, 2), ({"no_rope_layer_interval": 3}, 2), ({"num_hidden_layers": 3}, 0), (SMOLLM3_WINDOWS, 2)],
 )
 def test_layers_of_smollm3_that_do_not_rotate(fields: dict[str, Any], count: int) -> None:
     own = {**LLAMA, "num_hidden_layers": 8, "pad_token_id": None, **fields}
     own.pop("architectures")
     ours = parse_model_config({**own, "architectures": ["SmolLM3ForCausalLM"]})
-    expected = transformers.SmolLM3Config(**own).no_rope_layers
+    theirs = transformers.SmolLM3Config(**own)
+    assert [window is not None for window in ours.sliding_windows] == [
+        kind == "sliding_attention" for kind in theirs.layer_types
+    ]
+    expected = theirs.no_rope_layers
     assert [ours.rope_of(layer) is not None for layer in range(ours.num_layers)] == [bool(entry) for entry in expected]
     assert expected.count(0) == count
+
+
+@pytest.mark.parametrize("name", ["Apertus", "GptOss", "Ministral3"])
+def test_rope_theta_beside_a_default_that_scales(name: str) -> None:
+    own = {key: value for key, value in LLAMA.items() if key != "architectures"} | {"pad_token_id": None}
+    own["rope_theta"] = 500.0
+    expected = getattr(transformers, f"{name}Config")(**own).rope_parameters
+    ours = parse_model_config({**own, "architectures": [f"{name}ForCausalLM"]})
+    assert isinstance(ours, RotaryConfig)
+    assert (ours.rope.type, ours.rope.theta) == (expected["rope_type"], expected["rope_theta"])
+    assert ours.rope.factor == expected["factor"]
+    assert ours.rope.original_max_position_embeddings == expected["original_max_position_embeddings"]
+    if isinstance(ours, Ministral3Config):
+        assert ours.growth == expected["llama_4_scaling_beta"]
+
+
+def test_rope_scaling_that_transformers_does_not_read() -> None:
+    fields = {**LLAMA, "architectures": ["Cohere2MoeForCausalLM"], "rope_scaling": {"type": "linear", "factor": 2.0}}
+    with pytest.raises(ConfigError, match="rope_scaling"):
+        parse_model_config(fields)
+
+
+SMOLLM3_WINDOWS = {"use_sliding_window": True, "sliding_window": 9}
 
 
 GPT_OSS: dict[str, Any] = {

@@ -7,7 +7,6 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.layers.rope import Rope
 
 from .llama import Defaults, Llama, LlamaConfig, read_llama_config
-from .sliding_windows import optional_windows
 
 
 class SmolLm3Config(LlamaConfig, frozen=True, kw_only=True):
@@ -28,12 +27,24 @@ class SmolLm3(Llama):
             SmolLm3Config,
             file,
             Defaults(32768, num_kv_heads=4, tie_word_embeddings=True, rope_theta=2e6),
-            optional_windows(file, layers),
+            _windows(file, layers),
             qkv_bias=bias,
             output_bias=bias,
             mlp_bias=file.flag("mlp_bias"),
             rotating=read_rotating(file, layers),
         )
+
+
+def _windows(file: ConfigFile, layers: int) -> tuple[int | None, ...]:
+    """Return the window of each layer: where layer_types says so. Without that field, the layers that do not rotate
+    have one if use_sliding_window is set."""
+    types, used = file.layer_types("layer_types", layers), file.flag("use_sliding_window")
+    if types is None:
+        used = used and file.fields.get("sliding_window") is not None
+        windowed = [used and not rotates for rotates in read_rotating(file, layers)]
+    else:
+        windowed = [kind == "sliding_attention" for kind in types]
+    return tuple(file.count("sliding_window") if has_one else None for has_one in windowed)
 
 
 def read_rotating(file: ConfigFile, layers: int) -> tuple[bool, ...]:
