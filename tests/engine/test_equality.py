@@ -727,6 +727,15 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "longcat-flash": ("longcat_flash", {}),
     "longcat-flash-yarn": ("longcat_flash", {"rope": "yarn of DeepSeek", "zero_expert_num": 0}),
+    "mimo-v2-flash-scaled-whole-heads": (
+        "mimo_v2_flash",
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
     "perception-lm": ("perception_lm", {"rope": "llama3"}),
     "video-llama3": ("video_llama3", {}),
     "janus": ("janus", {"num_key_value_heads": 4}),

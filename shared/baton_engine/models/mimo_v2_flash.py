@@ -172,9 +172,13 @@ def _ropes(file: ConfigFile) -> tuple[Rope, Rope]:
     """Return the rotations of layers without and with a window: in rope_parameters, or in the fields of the authors'
     own code."""
     given, context = file.part("rope_parameters"), file.count("max_position_embeddings", _CONTEXT)
-    partial, ropes = file.number("partial_rotary_factor", _PARTIAL), []
+    ropes = []
     for kind, own, theta in (("full_attention", "rope_theta", 5e6), ("sliding_attention", "swa_rope_theta", 1e4)):
-        rope = partial_rope(given.part(kind), file.number(own, theta), context, file, partial)
+        parameters = given.part(kind)
+        # A rope that is scaled rotates whole heads unless a part is named.
+        scaled = (parameters.fields.get("rope_type") or parameters.fields.get("type") or "default") != "default"
+        partial = file.number("partial_rotary_factor", 1.0 if scaled else _PARTIAL)
+        rope = partial_rope(parameters, file.number(own, theta), context, file, partial)
         rotated = rope.rotary_dim(file.count("head_dim"))
         if rotated % 2 or not rotated:
             raise ConfigError(
