@@ -531,6 +531,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "persimmon-no-head-norms": ("persimmon", {"qk_layernorm": False}),
     "xglm": ("xglm", {"tie_word_embeddings": False}),
     "xglm-tied-unscaled": ("xglm", {"scale_embedding": False, "activation_function": "relu"}),
+    "xglm-padding-among-positions": ("xglm", {"tie_word_embeddings": False, "pad_token_id": 7}),
     "gpt-neo": ("gpt_neo", {"tie_word_embeddings": False}),
     "cwm-llama3": ("cwm", {"rope": "llama3"}),
     "solar-open": ("solar_open", {"attention_bias": True, "n_shared_experts": 2, "routed_scaling_factor": 1.5}),

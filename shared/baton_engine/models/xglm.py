@@ -16,13 +16,20 @@ from .unrotated import NO_ROPE, ScaledConfig
 _OFFSET = 2  # the number of the first position
 
 
+class XglmConfig(ScaledConfig, frozen=True, kw_only=True):
+    padding: int | None  # the number of the position whose vector is 0; None = no position's is
+
+
 class Xglm(LayerNormLlama):
     layer = OptLayer
     final_norm = "layer_norm"
 
-    def __init__(self, config: ScaledConfig, source: Source, max_positions: int) -> None:
+    def __init__(self, config: XglmConfig, source: Source, max_positions: int) -> None:
         super().__init__(config, source, max_positions)
         table = sinusoids(max_positions, config.hidden_size, _OFFSET)
+        # transformers takes the token of padding for the position of this number.
+        if config.padding is not None and 0 <= config.padding - _OFFSET < max_positions:
+            table[config.padding - _OFFSET] = 0.0
         self.positions = table.to(dtype=source.dtype, device=source.device)
         self.scale = config.hidden_size**0.5 if config.scaled else 1.0
 
@@ -37,7 +44,7 @@ class Xglm(LayerNormLlama):
             num_attention_heads=("attention_heads", 16), intermediate_size=("ffn_dim", 4096),
         )  # fmt: skip
         return read_llama_config(
-            ScaledConfig,
+            XglmConfig,
             ConfigFile({"vocab_size": 256008, **file.fields}),
             Defaults(2048, tie_word_embeddings=True),
             eps=1e-5,
@@ -47,4 +54,5 @@ class Xglm(LayerNormLlama):
             output_bias=True,
             mlp_bias=True,
             scaled=file.flag("scale_embedding", True),
+            padding=None if file.fields.get("pad_token_id", 1) is None else file.integer("pad_token_id", 1),
         )
