@@ -339,6 +339,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "starcoder2-window": ("starcoder2", {"sliding_window": 21, "tie_word_embeddings": False}),
     "stablelm": ("stablelm", {"use_qkv_bias": True}),
+    "stablelm-norms-one-key": ("stablelm", {"qk_layernorm": True, "num_key_value_heads": 1}),
     "stablelm-parallel-norms": (
         "stablelm",
         {

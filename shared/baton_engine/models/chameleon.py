@@ -34,8 +34,8 @@ class ChameleonConfig(LlamaConfig, frozen=True, kw_only=True):
 
 class _ChameleonLayer(LlamaLayer):
     def qkv(self, config: LlamaConfig, source: Source) -> Callable[[Any], torch.Tensor]:
-        weights = head_norms(config, source, lambda kind, _: [f"{kind}_norm.weight"])
-        biases = head_norms(config, source, lambda kind, _: [f"{kind}_norm.bias"])
+        weights = head_norms(config, source, lambda kind, _: f"{kind}_norm.weight")
+        biases = head_norms(config, source, lambda kind, _: f"{kind}_norm.bias")
         return HeadLayerNorms(super().qkv(config, source), weights, _HEAD_NORM_EPS, biases)
 
 

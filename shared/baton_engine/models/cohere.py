@@ -29,7 +29,7 @@ class CohereLayer(LayerNormLayer):
         qkv = super().qkv(config, source)
         if not config.head_norms:
             return qkv
-        weights = head_norms(config, source, lambda kind, _: [f"{kind}_norm.weight"])
+        weights = head_norms(config, source, lambda kind, _: f"{kind}_norm.weight")
         return HeadLayerNorms(qkv, weights, config.rms_norm_eps)
 
 

@@ -126,17 +126,19 @@ class LayerNormLlama(Llama):
         return config.norm(source.at(self.final_norm))
 
 
-def head_norms(config: LlamaConfig, source: Source, names: Callable[[str, int], list[str]]) -> torch.Tensor:
+def head_norms(config: LlamaConfig, source: Source, names: Callable[[str, int], str | list[str]]) -> torch.Tensor:
     """Return the weights of LayerNorms of this rank's query and key heads, as HeadLayerNorms takes them.
 
-    names: gives the tensors of "q" or "k" and so many heads, each [head_dim] or all together [heads, head_dim].
+    names: gives for "q" or "k" and so many heads the tensor of each, [head_dim], or that of all, [heads, head_dim].
     """
     weights = []
     for kind, heads in (("q", config.num_heads), ("k", config.num_kv_heads)):
         taken = names(kind, heads)
-        shape = (heads, config.head_dim) if len(taken) == 1 else (config.head_dim,)
-        parts = [source.take(name, shape, dtype=torch.float32) for name in taken]
-        weights.append(torch.stack(parts).view(heads, config.head_dim)[head_part(heads, source.ranks)])
+        if isinstance(taken, str):
+            weight = source.take(taken, (heads, config.head_dim), dtype=torch.float32)
+        else:
+            weight = torch.stack([source.take(name, (config.head_dim,), dtype=torch.float32) for name in taken])
+        weights.append(weight[head_part(heads, source.ranks)])
     joined = torch.cat(weights)
     order = config.rope.order(1, 0, config.head_dim)
     return joined if order is None else joined[:, order]
