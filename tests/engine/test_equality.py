@@ -531,8 +531,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "persimmon": ("persimmon", {"initializer_range": 0.2}),
     "persimmon-no-head-norms": ("persimmon", {"qk_layernorm": False}),
     "xglm": ("xglm", {"tie_word_embeddings": False}),
-    "xglm-tied-unscaled": ("xglm", {"scale_embedding": False, "activation_function": "relu"}),
     "xglm-padding-among-positions": ("xglm", {"tie_word_embeddings": False, "pad_token_id": 7}),
+    "xglm-tied-unscaled": ("xglm", {"scale_embedding": False, "activation_function": "relu"}),
     "gpt-neo": ("gpt_neo", {"tie_word_embeddings": False}),
     "cwm-llama3": ("cwm", {"rope": "llama3"}),
     "solar-open": ("solar_open", {"attention_bias": True, "n_shared_experts": 2, "routed_scaling_factor": 1.5}),
@@ -727,8 +727,6 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "v_head_dim": 32,
         },
     ),
-    "longcat-flash": ("longcat_flash", {}),
-    "longcat-flash-yarn": ("longcat_flash", {"rope": "yarn of DeepSeek", "zero_expert_num": 0}),
     "mimo-v2-flash-scaled-whole-heads": (
         "mimo_v2_flash",
         {
@@ -738,6 +736,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "longcat-flash": ("longcat_flash", {}),
+    "longcat-flash-yarn": ("longcat_flash", {"rope": "yarn of DeepSeek", "zero_expert_num": 0}),
     "perception-lm": ("perception_lm", {"rope": "llama3"}),
     "video-llama3": ("video_llama3", {}),
     "janus": ("janus", {"num_key_value_heads": 4}),

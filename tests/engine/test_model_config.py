@@ -1,5 +1,6 @@
 """config.json as the engine reads it, against transformers' own configuration classes."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from baton_engine.config import ConfigError
 from baton_engine.layers.rope import inverse_frequencies
 from baton_engine.models.bloom import alibi_slopes
 from baton_engine.models.gemma3 import Gemma3Config
-from baton_engine.models.gpt_neox import GptNeoXConfig
+from baton_engine.models.ministral3 import Ministral3Config
 from baton_engine.models.registry import load_model_config, parse_model_config
+from baton_engine.models.rotary_config import RotaryConfig
 from tests.conftest import MakeModel
 from tests.models import FAMILIES, reference_model
 
@@ -304,31 +306,24 @@ def test_layers_of_gemma_with_a_window(fields: dict[str, Any]) -> None:
     assert [window is None for window in ours.sliding_windows] == [kind == "full_attention" for kind in types]
 
 
-@pytest.mark.parametrize("fields", [{}, {"rotary_pct": 1.0}, {"rotary_pct": 0.5, "rotary_emb_base": 20000}])
-def test_the_older_form_of_the_rope_of_neox(fields: dict[str, Any]) -> None:
-    own = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512, **fields}
-    expected = transformers.GPTNeoXConfig(**own).rope_parameters
-    ours = parse_model_config({**own, "architectures": ["GPTNeoXForCausalLM"]})
-    assert isinstance(ours, GptNeoXConfig)
-    assert ours.rope.theta == expected["rope_theta"]
-    assert ours.rope.rotary_dim(16) == int(16 * expected["partial_rotary_factor"])
-
-
 @pytest.mark.parametrize(
-    ("fields", "count"),
-    [({}, 2), ({"no_rope_layer_interval": 3}, 2), ({"num_hidden_layers": 3}, 0), (SMOLLM3_WINDOWS, 2)],
+    "fields",
+    [
+        {},
+        {"rotary_pct": 1.0},
+        {"rotary_pct": 0.5, "rotary_emb_base": 20000},
+        {"rotary_pct": 0.5, "rotary_emb_base": 20000, "partial_rotary_factor": 0.75, "rope_theta": 500.0},
+        {"partial_rotary_factor": 0.75, "rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    ],
 )
-def test_layers_of_smollm3_that_do_not_rotate(fields: dict[str, Any], count: int) -> None:
-    own = {**LLAMA, "num_hidden_layers": 8, "pad_token_id": None, **fields}
-    own.pop("architectures")
-    ours = parse_model_config({**own, "architectures": ["SmolLM3ForCausalLM"]})
-    theirs = transformers.SmolLM3Config(**own)
-    assert [window is not None for window in ours.sliding_windows] == [
-        kind == "sliding_attention" for kind in theirs.layer_types
-    ]
-    expected = theirs.no_rope_layers
-    assert [ours.rope_of(layer) is not None for layer in range(ours.num_layers)] == [bool(entry) for entry in expected]
-    assert expected.count(0) == count
+@pytest.mark.parametrize("name", ["GPTNeoX", "GPTNeoXJapanese"])
+def test_the_older_form_of_the_rope_of_neox(name: str, fields: dict[str, Any]) -> None:
+    own = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512, **fields}
+    expected = getattr(transformers, f"{name}Config")(**copy.deepcopy(own)).rope_parameters
+    ours = parse_model_config({**own, "architectures": [f"{name}ForCausalLM"]})
+    assert isinstance(ours, RotaryConfig)
+    assert (ours.rope.type, ours.rope.theta) == (expected["rope_type"], expected["rope_theta"])
+    assert ours.rope.rotary_dim(16) == int(16 * expected["partial_rotary_factor"])
 
 
 @pytest.mark.parametrize("name", ["Apertus", "GptOss", "Ministral3"])
@@ -352,6 +347,23 @@ def test_rope_scaling_that_transformers_does_not_read() -> None:
 
 
 SMOLLM3_WINDOWS = {"use_sliding_window": True, "sliding_window": 9}
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [({}, 2), ({"no_rope_layer_interval": 3}, 2), ({"num_hidden_layers": 3}, 0), (SMOLLM3_WINDOWS, 2)],
+)
+def test_layers_of_smollm3_that_do_not_rotate(fields: dict[str, Any], count: int) -> None:
+    own = {**LLAMA, "num_hidden_layers": 8, "pad_token_id": None, **fields}
+    own.pop("architectures")
+    ours = parse_model_config({**own, "architectures": ["SmolLM3ForCausalLM"]})
+    theirs = transformers.SmolLM3Config(**own)
+    assert [window is not None for window in ours.sliding_windows] == [
+        kind == "sliding_attention" for kind in theirs.layer_types
+    ]
+    expected = theirs.no_rope_layers
+    assert [ours.rope_of(layer) is not None for layer in range(ours.num_layers)] == [bool(entry) for entry in expected]
+    assert expected.count(0) == count
 
 
 GPT_OSS: dict[str, Any] = {

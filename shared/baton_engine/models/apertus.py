@@ -17,6 +17,7 @@ _CONTEXT = 65536
 _THETA = 12e6
 _ROPE = {
     "rope_type": "llama3",
+    "rope_theta": _THETA,
     "factor": 8.0,
     "original_max_position_embeddings": 8192,
     "low_freq_factor": 1.0,

@@ -63,6 +63,8 @@ class Cohere2Moe(Cohere):
         averaged = file.choice("shared_expert_combination_strategy", "average", ("average", "sum")) == "average"
         # A config has the epsilon of the norms that the model has.
         rms = file.fields.get("rms_norm_eps") is not None
+        # transformers reads rope_parameters alone, and would not scale.
+        file.require_absent("rope_scaling")
         fields: dict[str, Any] = {
             "head_dim": file.count("head_dim", 128),
             "rope_theta": file.number("rope_theta", 10000.0),

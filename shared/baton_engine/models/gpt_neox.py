@@ -12,7 +12,7 @@ from baton_engine.layers.fused_qkv import order_by_kv_head
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import Mlp
 from baton_engine.layers.norm import LayerNorm
-from baton_engine.layers.rope import read_rope, rotary_tables
+from baton_engine.layers.rope import Rope, read_rope, rotary_tables
 from baton_engine.shard import Columns, Heads, Rows
 from baton_engine.source import Source
 from baton_kernels.reference.activation import ACTIVATIONS
@@ -61,6 +61,17 @@ class GptNeoXLayer:
         return self.mlp(self.post_attention_norm(x)) + x
 
 
+def read_neox_rope(file: ConfigFile, context: int, partial: float) -> Rope:
+    """Return the rope of a config.json, which has either rope_parameters or the family's own older fields. partial: the
+    fraction of a head that is rotated where none is named.
+
+    rope_theta and partial_rotary_factor beside rope_parameters are copies of those older fields, which transformers
+    does not read.
+    """
+    theta, partial = file.number("rotary_emb_base", 10000.0), file.number("rotary_pct", partial)
+    return read_rope(ConfigFile({**file.fields, "rope_theta": theta, "partial_rotary_factor": None}), context, partial)
+
+
 class GptNeoX(Decoder):
     def __init__(self, config: GptNeoXConfig, source: Source, max_positions: int) -> None:
         super().__init__(source)
@@ -81,8 +92,7 @@ class GptNeoX(Decoder):
         hidden, context = file.count("hidden_size", 6144), file.count("max_position_embeddings", 2048)
         if hidden % heads:
             raise ConfigError(f"hidden_size {hidden} is not a multiple of the {heads} attention heads")
-        partial, theta = file.number("rotary_pct", 0.25), file.number("rotary_emb_base", 10000.0)
-        rope = read_rope(ConfigFile({"rope_theta": theta, **file.fields}), context, partial)
+        rope = read_neox_rope(file, context, 0.25)
         return GptNeoXConfig(
             architecture=file.architecture,
             vocab_size=file.count("vocab_size", 50432),

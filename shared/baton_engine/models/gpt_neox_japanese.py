@@ -9,9 +9,9 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.layers.fused_qkv import order_by_kv_head
 from baton_engine.layers.linear import Linear
-from baton_engine.layers.rope import read_rope
 from baton_engine.source import Source
 
+from .gpt_neox import read_neox_rope
 from .layer_norm_llama import LayerNormConfig, LayerNormLlama, PlainMlpLayer
 from .llama import Defaults, LlamaConfig, fused_qkv, llama_fields, read_llama_config
 
@@ -49,13 +49,12 @@ class GptNeoXJapanese(LayerNormLlama):
             file, hidden_size=("hidden_size", 2560), num_hidden_layers=("num_hidden_layers", 32),
             num_attention_heads=("num_attention_heads", 32),
         )  # fmt: skip
-        theta, context = file.number("rotary_emb_base", 10000.0), file.count("max_position_embeddings", 2048)
         inner = file.count("hidden_size") * file.count("intermediate_multiple_size", 4)
         return read_llama_config(
             LayerNormConfig,
             ConfigFile({"vocab_size": 32000, **file.fields, "intermediate_size": inner}),
             Defaults(2048, tie_word_embeddings=True),
             eps=file.number("layer_norm_eps", 1e-5),
-            rope=read_rope(ConfigFile({"rope_theta": theta, **file.fields}), context, file.number("rotary_pct", 1.0)),
+            rope=read_neox_rope(file, file.count("max_position_embeddings", 2048), 1.0),
             activations={"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "relu": "relu"},
         )

@@ -16,6 +16,10 @@ from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
 from .sliding_windows import same_window
 
 _CONTEXT = 262144
+_ROPE = {
+    "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+    "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
 
 
 class Ministral3Config(LlamaConfig, frozen=True, kw_only=True):
@@ -41,6 +45,7 @@ class Ministral3(Llama):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        file = ConfigFile({**file.fields, "rope_parameters": rope_fields(file) or _ROPE, "rope_scaling": None})
         rope = read_rope(file, file.count("max_position_embeddings", _CONTEXT))
         return read_llama_config(
             Ministral3Config,
