@@ -18,9 +18,7 @@ from baton_engine.step import Step
 from baton_engine.step_times import StepTimes, StepWork
 from loadtest.common.sim_pod import Clock
 
-_BLOCK_SIZE = 64
-_MOST_TOKENS = 8192  # of a step
-_MOST_SEQUENCES = 256
+BLOCK_SIZE = 64
 # As in baton_engine/pipeline.py: the next step is planned so long before the predicted end of one with prompts.
 _LEAD_S, _LEAD_SHARE = 0.012, 0.05
 
@@ -31,7 +29,7 @@ class Device:
 
     A step with prompts takes prompt_step_s, token_s for each token and pair_s for each pair of a prompt token and a
     token that it sees. A step of decodes takes decode_step_s and decode_s for each. In both, key_s is added for each
-    token that a decode sees.
+    token that a decode sees. most_tokens: of a step. most_sequences: that run at once.
     """
 
     prompt_step_s: float = 4.0e-3
@@ -42,6 +40,8 @@ class Device:
     key_s: float = 131_072 / 4e12
     token_bytes: int = 131_072
     num_blocks: int = 12_000
+    most_tokens: int = 8192
+    most_sequences: int = 256
 
     def seconds(self, work: StepWork) -> float:
         keys = work.keys * self.key_s
@@ -52,7 +52,7 @@ class Device:
 
     def times(self) -> StepTimes:
         """Return what an engine predicts after it has measured steps at its start."""
-        works = [StepWork(size, size * (size + 1) // 2, 0, 0) for size in (512, 2048, _MOST_TOKENS)]
+        works = [StepWork(size, size * (size + 1) // 2, 0, 0) for size in (512, 2048, self.most_tokens)]
         works += [StepWork(1024, 1024 * context, 0, 0) for context in (4096, 16_384)]
         works += [StepWork(1024, 1024 * 512, 64, 64 * length) for length in (64, 4096)]
         works += [StepWork(0, 0, count, count * length) for count in (1, 8, 64, 256) for length in (64, 4096)]
@@ -63,31 +63,43 @@ class Device:
 
 @dataclass(eq=False)
 class Job:
-    """A request on a pod. output: tokens that the pod generates. token: called at each of them."""
+    """A request on a pod. output: tokens that the pod generates. token: called at each of them.
+
+    limit: the most tokens that the request allows, if the pod cannot know how many the answer will have; 0 = it knows
+    `output`.
+    """
 
     num_tokens: int
     output: int
     token: Callable[[], None]
     finished: Callable[[], None] = lambda: None
+    limit: int = 0
     sequence: Sequence = field(init=False)
 
 
 class EnginePod:
     """An engine with its scheduler, on a device that takes the predicted time for each step. It has no prefix cache."""
 
-    def __init__(self, clock: Clock, device: Device, chunk_ms: float, prefill_only: bool = False) -> None:
-        """chunk_ms, prefill_only: as EngineConfig has them."""
+    def __init__(
+        self,
+        clock: Clock,
+        device: Device,
+        chunk_ms: float,
+        prefill_only: bool = False,
+        make_scheduler: type[Scheduler] = Scheduler,
+    ) -> None:
+        """chunk_ms, prefill_only: as EngineConfig has them. make_scheduler: the engine's, or one derived from it."""
         self.times = device.times()
         self.busy_s = 0.0  # time spent in steps since the start
         self._clock = clock
         self._device = device
         self._pool = BlockPool(device.num_blocks, False)
-        allocator = BlockAllocator(self._pool, (LayerGroup(None, (0,)),), _BLOCK_SIZE, _MOST_TOKENS)
-        self.scheduler = Scheduler(
+        allocator = BlockAllocator(self._pool, (LayerGroup(None, (0,)),), BLOCK_SIZE, device.most_tokens)
+        self.scheduler = make_scheduler(
             allocator,
-            block_size=_BLOCK_SIZE,
-            max_num_batched_tokens=_MOST_TOKENS,
-            max_num_seqs=_MOST_SEQUENCES,
+            block_size=BLOCK_SIZE,
+            max_num_batched_tokens=device.most_tokens,
+            max_num_seqs=device.most_sequences,
             max_export_blocks=device.num_blocks,
             chunk_tokens=round(chunk_ms / 1e3 / self.times.token_s),
             prefill_only=prefill_only,
@@ -142,11 +154,12 @@ class EnginePod:
 
     def _add(self, job: Job, imports_kv: bool = False, exports_from: int | None = None) -> None:
         id = next(self._ids)
-        sampling = SamplingParams(max_tokens=job.output)
+        most = job.limit or job.output
+        sampling = SamplingParams(max_tokens=most, eos_token_ids=[1] if job.limit else [])
         request = Request(
             id=id, prompt=[0] * job.num_tokens, sampling=sampling, imports_kv=imports_kv, exports_from=exports_from
         )
-        job.sequence = Sequence(request, id, _BLOCK_SIZE, job.num_tokens + job.output)
+        job.sequence = Sequence(request, id, BLOCK_SIZE, job.num_tokens + most)
         self._jobs[id] = job
         self.scheduler.add(job.sequence)
         self._wake()
@@ -194,10 +207,12 @@ class EnginePod:
         job.token()
         if sequence.exports:
             self.scheduler.export(sequence)
-        elif sequence.known >= sequence.most_tokens:
+        elif sequence.output_len >= job.output:
             self._finish(job)
 
     def _finish(self, job: Job) -> None:
+        if job.limit:
+            self.scheduler.learn(job.output, job.output < job.limit)
         self.scheduler.remove(job.sequence)
         del self._jobs[job.sequence.request.id]
         job.finished()
