@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -214,18 +215,12 @@ def main() -> None:
     if not isinstance(start, Start):
         raise RuntimeError(f"expected Start, got {start!r}")
     configure_logging(start.service, start.log_level)
-    try:
-        status = run(channel, start)
-    except Exception as error:
-        log.error("the engine has failed", exc_info=error, extra={"event": "engine_failed"})
-        status = 1
-    # Streams resume elsewhere only when this process is gone. A normal exit of the interpreter takes a second with
-    # torch, and would wait for NCCL operations in CUDA graphs.
-    os._exit(status)
+    run(channel, start)
 
 
-def run(channel: EngineEnd, start: Start) -> int:
-    """Serve until the RPC process closes the channel. Return the status of this process."""
+def run(channel: EngineEnd, start: Start) -> NoReturn:
+    """Serve until the RPC process closes the channel, and end this process."""
+    status = 0
     try:
         config = start.config
         part = start.gpu_pair_memory
@@ -247,5 +242,11 @@ def run(channel: EngineEnd, start: Start) -> int:
         log.info("the RPC process has closed the channel")
     except RankDied as error:
         log.error("%s", error, extra={"event": "rank_died"})
-        return 1
-    return 0
+        status = 1
+    except Exception as error:
+        log.error("the engine has failed", exc_info=error, extra={"event": "engine_failed"})
+        status = 1
+    # Streams resume elsewhere only when this process is gone. A normal exit of the interpreter takes a second with
+    # torch, and waits for NCCL operations in CUDA graphs. So does the end of the engine's life, if it ended before this
+    # process: NCCL once waited for a connection whose other end had ended at the same time, for ever.
+    os._exit(status)
