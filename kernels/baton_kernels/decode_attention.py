@@ -13,7 +13,7 @@ import triton.language as tl
 
 from .decode_parts import TILE_KEYS, DecodeParts, load_part
 from .e4m3 import WEIGHT_SCALE, columns_of_pairs, query_for_codes
-from .overlap import let_next_start, overlap_options, wait_for_inputs
+from .overlap import LINE, let_next_start, overlap_options, prefetch, wait_for_inputs
 from .reference.paged_attention import AttentionVariant
 from .windows import oldest_key
 
@@ -29,6 +29,21 @@ _JOIN_VALUES = 2048
 SEPARATE_JOIN_SEQUENCES = 8
 _PARTS_AT_ONCE = 32
 _LOG2E = tl.constexpr(1.4426950408889634)
+# Programs that prefetch the keys and values of their first tiles, and the number of these tiles. More programs than
+# this seldom run at once.
+_EARLY_PROGRAMS, _EARLY_TILES = tl.constexpr(256), tl.constexpr(2)
+
+
+@triton.jit
+def _prefetch_rows(planes, table, kv_head, first, last, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
+                   STRIDE: tl.constexpr, SIZE: tl.constexpr, LINES: tl.constexpr, KEYS: tl.constexpr):  # fmt: skip
+    """Bring the rows of keys or values of a head for KEYS tokens into L2, as far as there are so many."""
+    key = tl.minimum(first + tl.arange(0, KEYS), last - 1)
+    page = tl.load(table + key // PAGE).to(tl.int64)
+    head_at = (page * PAGE + key % PAGE) * KV_HEADS + kv_head
+    elements: tl.constexpr = LINE * 8 // planes.dtype.element_ty.primitive_bitwidth
+    column = tl.minimum(tl.arange(0, LINES) * elements, SIZE - 1)
+    prefetch(planes + (head_at * STRIDE)[:, None] + column[None, :])
 
 
 # One compiled kernel serves all batches: compilation would halt a service for half a second.
@@ -41,13 +56,16 @@ def _decode_kernel(
     GROUP: tl.constexpr, BLOCK_GROUP: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
     JOIN: tl.constexpr, JOIN_GROUP: tl.constexpr, JOIN_PARTS: tl.constexpr,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
-    CODES: tl.constexpr, ON_GPU: tl.constexpr, OVERLAP: tl.constexpr,
+    CODES: tl.constexpr, LINES: tl.constexpr, VALUE_LINES: tl.constexpr, ON_GPU: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
-    slot, kv_head = tl.program_id(0), tl.program_id(1)
-    wait_for_inputs(OVERLAP)
+    # The programs that have no work come last.
+    kv_head, slot = tl.program_id(0), tl.program_id(1)
     sequence, part, parts, length, row = load_part(plan, slot, slots)
     if sequence < 0:
+        # One program waits, so that this kernel does not end before the preceding one.
+        if slot + kv_head == 0:
+            wait_for_inputs(OVERLAP)
         return
     table = tables + row.to(tl.int64) * table_stride
     begin = 0
@@ -57,6 +75,19 @@ def _decode_kernel(
     tiles = tl.cdiv(tl.cdiv(length - begin, TILE), parts)
     first = begin + part * tiles * TILE
     last = tl.minimum(first + tiles * TILE, length)
+    VALUE_SIZE: tl.constexpr = VALUE_DIM // 2 if CODES else VALUE_DIM
+    VALUES_APART: tl.constexpr = VALUE_SIZE if CODES else VALUE_STRIDE
+    if OVERLAP:
+        # The preceding kernel writes the newest keys and values alone. All others have long been in the cache.
+        is_early = slot * KV_HEADS + kv_head < _EARLY_PROGRAMS
+        if is_early & (first < last):
+            for early in tl.static_range(0, _EARLY_TILES):
+                begin_at = first + early * KEYS
+                _prefetch_rows(keys, table, kv_head, begin_at, last, PAGE, KV_HEADS, HEAD_STRIDE, DIM, LINES, KEYS)
+                _prefetch_rows(
+                    values, table, kv_head, begin_at, last, PAGE, KV_HEADS, VALUES_APART, VALUE_SIZE, VALUE_LINES, KEYS
+                )
+    wait_for_inputs(OVERLAP)
 
     member = tl.arange(0, BLOCK_GROUP)
     head = kv_head * GROUP + member
@@ -188,9 +219,9 @@ def _join_kernel(
     let_next_start(OVERLAP)
     sequence, head = tl.program_id(0), tl.program_id(1)
     column = tl.arange(0, BLOCK_DIM)
-    wait_for_inputs(OVERLAP)
     first = tl.load(spans + sequence)
     parts = tl.load(spans + count + sequence)
+    wait_for_inputs(OVERLAP)
     if parts <= 1:
         return
     top = float("-inf")
@@ -234,7 +265,8 @@ def decode_attention(
     q: [S, heads, head_dim]; q and scales are contiguous. keys, values: contiguous, except that there may be gaps
     between heads. tables: [rows, most blocks] int32. parts: the parts of the sequences, with the length of each
     sequence and its row of tables. out: [S, heads, dim of values], contiguous, receives the results of sequences with
-    tokens; None = a new tensor. keys_at_once: the keys of a tile, a power of two. 0 = chosen here, as are the
+    tokens; None = a new tensor. A kernel that overlaps with none must follow those that write tables and parts,
+    before this is called (overlap.py). keys_at_once: the keys of a tile, a power of two. 0 = chosen here, as are the
     arguments after it.
     """
     sequences, heads, dim = q.shape
@@ -254,7 +286,7 @@ def decode_attention(
     value_stride = values.stride(1) // kv_heads
     if scales is not None:
         values = values.view(torch.int16)
-    _decode_kernel[(slots, kv_heads)](
+    _decode_kernel[(kv_heads, slots)](
         q, keys, values, tables, parts.plan, parts.arrivals, q if variant.alibi is None else variant.alibi,
         q if variant.sinks is None else variant.sinks, q if scales is None else scales, out, partial, logsums,
         variant.scale, variant.softcap, tables.stride(0), slots,
@@ -263,7 +295,8 @@ def decode_attention(
         GROUP=group, BLOCK_GROUP=max(16, triton.next_power_of_2(group)), TILE=TILE_KEYS, KEYS=keys_at_once or chosen[0],
         JOIN=not separate_join, JOIN_GROUP=join_group, JOIN_PARTS=max(_JOIN_VALUES // (join_group * block_value), 2),
         WINDOW=variant.window, CHUNKED=variant.chunked, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
-        SINKS=variant.sinks is not None, CODES=scales is not None, ON_GPU=q.is_cuda,
+        SINKS=variant.sinks is not None, CODES=scales is not None,
+        LINES=_lines(dim, keys), VALUE_LINES=_lines(value_dim, keys), ON_GPU=q.is_cuda,
         num_warps=num_warps or chosen[1], num_stages=num_stages or chosen[2], **overlap_options(q.device),
     )  # fmt: skip
     if separate_join:
@@ -272,3 +305,9 @@ def decode_attention(
             BLOCK_PARTS=_PARTS_AT_ONCE, num_warps=1, **overlap_options(q.device),
         )  # fmt: skip
     return out
+
+
+def _lines(size: int, planes: torch.Tensor) -> int:
+    """Return the cache lines of a row of so many elements, as a power of two."""
+    lines: int = triton.next_power_of_2(triton.cdiv(size * planes.element_size(), LINE.value))
+    return lines

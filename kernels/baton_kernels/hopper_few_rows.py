@@ -14,7 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from .activation import silu_mul
+from .activation import gated
 from .code_pairs import int4_of, numbers_of
 from .kernel_configs import LinearConfig, Product
 from .overlap import let_next_start, wait_for_inputs
@@ -24,7 +24,7 @@ ROWS = 8  # of an instruction of the tensor cores; it takes as long for fewer
 _ROWS = gl.constexpr(ROWS)
 _BLOCK = gl.constexpr(BLOCK)
 _PIECE = gl.constexpr(128)  # columns that four threads have in one load each
-_REGISTERS, _MOST_REGISTERS = 65536, 248  # of a multiprocessor, and of a thread
+REGISTERS, MOST_REGISTERS = 65536, 248  # of a multiprocessor, and of a thread
 # Outputs of a program, columns of a step of all its warps, its warps, and the programs that share a multiprocessor.
 _TILES = (
     (16, 1024, 4, 5), (16, 2048, 4, 4), (16, 2048, 8, 2), (16, 4096, 8, 2), (16, 4096, 8, 3), (32, 1024, 4, 4),
@@ -32,7 +32,7 @@ _TILES = (
 )  # fmt: skip
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
     """The shape of a program's work. outputs: of the program; half: those that are not ups. words: of a warp in a step,
     for each output. even: all words exist."""
 
@@ -56,7 +56,7 @@ class _Weight(NamedTuple):
 
 
 @gluon.jit
-def _w_row(inside, outputs, SHAPE: gl.constexpr):
+def w_row_of(inside, outputs, SHAPE: gl.constexpr):
     """Return rows of the weight by their indices inside a program. With gates, the second half of the indices are ups.
     Indices beyond the last output get the last output; their results are not stored. outputs: of the product."""
     HALF: gl.constexpr = SHAPE.half
@@ -64,7 +64,7 @@ def _w_row(inside, outputs, SHAPE: gl.constexpr):
 
 
 @gluon.constexpr_function
-def _bits(first, last):
+def powers_of_two(first, last):
     """Return the powers of two from `first` on that are less than `last`."""
     return [1 << bit for bit in range(first.bit_length() - 1, last.bit_length() - 1)]
 
@@ -73,25 +73,25 @@ def _bits(first, last):
 def _words_layout(outputs, words, warps):
     """Return the layout of words [warps * outputs, words] of eight codes: 4 adjacent words of a thread are one load."""
     registers = [[0, 1], [0, 2], [8, 0]]
-    registers += [[0, bit] for bit in _bits(16, words)] + [[bit, 0] for bit in _bits(16, outputs)]
+    registers += [[0, bit] for bit in powers_of_two(16, words)] + [[bit, 0] for bit in powers_of_two(16, outputs)]
     lanes = [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]]
     return gl.DistributedLinearLayout(
-        registers, lanes, [[outputs * bit, 0] for bit in _bits(1, warps)], [], [warps * outputs, words]
+        registers, lanes, [[outputs * bit, 0] for bit in powers_of_two(1, warps)], [], [warps * outputs, words]
     )
 
 
 @gluon.constexpr_function
 def _inputs_layout(columns, warps):
     """Return the layout of inputs [warps * rows, columns] that gives each thread those for its words."""
-    registers = [[0, bit] for bit in (*_bits(1, 32), *_bits(128, columns))]
+    registers = [[0, bit] for bit in (*powers_of_two(1, 32), *powers_of_two(128, columns))]
     lanes = [[0, 32], [0, 64], [1, 0], [2, 0], [4, 0]]
     return gl.DistributedLinearLayout(
-        registers, lanes, [[8 * bit, 0] for bit in _bits(1, warps)], [], [warps * 8, columns]
+        registers, lanes, [[8 * bit, 0] for bit in powers_of_two(1, warps)], [], [warps * 8, columns]
     )
 
 
 @gluon.constexpr_function
-def _sums_layout(warps):
+def sums_layout(warps):
     """Return the layout of sums [pieces * warps, outputs, rows]."""
     return gl.NVMMADistributedLayout([2, 0], [warps, 1, 1], [1, 16, 8])
 
@@ -144,7 +144,7 @@ def _load_step(weight, outputs, step, words_of_row, SHAPE: gl.constexpr):
     line = gl.arange(0, lines, layout=gl.SliceLayout(1, layout))
     word = gl.arange(0, WORDS, layout=gl.SliceLayout(0, layout))
     word = ((step * WARPS + line // OUTPUTS) * WORDS)[:, None] + word[None, :]
-    at = weight.codes + _w_row(line % OUTPUTS, outputs, SHAPE).to(gl.int64)[:, None] * words_of_row + word
+    at = weight.codes + w_row_of(line % OUTPUTS, outputs, SHAPE).to(gl.int64)[:, None] * words_of_row + word
     if SHAPE.even:
         words = gl.load(at, cache_modifier=".cg")
     else:
@@ -156,18 +156,18 @@ def _load_step(weight, outputs, step, words_of_row, SHAPE: gl.constexpr):
     by_block: gl.constexpr = _halves(words).reshape([lines, blocks, 8]).type.layout
     of_blocks: gl.constexpr = gl.SliceLayout(2, by_block)
     line = gl.arange(0, lines, layout=gl.SliceLayout(1, of_blocks))
-    w_row = _w_row(line % OUTPUTS, outputs, SHAPE)[:, None]
+    w_row = w_row_of(line % OUTPUTS, outputs, SHAPE)[:, None]
     column = gl.arange(0, blocks, layout=gl.SliceLayout(0, of_blocks)) * _BLOCK
     column = ((step * WARPS + line // OUTPUTS) * (WORDS * 8))[:, None] + column[None, :]
     zero = gl.full([lines, blocks], 0, gl.uint8, of_blocks)
     if BESIDE == "zeros":
         zero = _load_numbers(weight.beside, w_row, column, words_of_row * 8, SIZE, SHAPE.even)
     if _scales_sums(KIND, SIZE):
-        of_pieces: gl.constexpr = gl.SliceLayout(2, _sums_layout(WARPS))
+        of_pieces: gl.constexpr = gl.SliceLayout(2, sums_layout(WARPS))
         pieces: gl.constexpr = WORDS * 8 // _PIECE
         piece = gl.arange(0, pieces * WARPS, layout=gl.SliceLayout(1, of_pieces))
         column = (((step * WARPS + piece % WARPS) * pieces + piece // WARPS) * _PIECE)[:, None]
-        w_row = _w_row(gl.arange(0, OUTPUTS, layout=gl.SliceLayout(0, of_pieces)), outputs, SHAPE)[None, :]
+        w_row = w_row_of(gl.arange(0, OUTPUTS, layout=gl.SliceLayout(0, of_pieces)), outputs, SHAPE)[None, :]
     scale = _load_numbers(weight.scales, w_row, column, words_of_row * 8, SIZE, SHAPE.even)
     return words, scale, zero
 
@@ -199,7 +199,7 @@ def _products(x, rows, weight, loaded, step, inner, SHAPE: gl.constexpr):
         numbers = int4_of(words, zero, inputs.dtype, BESIDE)
     else:
         numbers = numbers_of(words, scale, zero, inputs.dtype, KIND, BESIDE)
-    sums: gl.constexpr = _sums_layout(WARPS)
+    sums: gl.constexpr = sums_layout(WARPS)
     # Each thread already has the elements of these layouts, so nothing moves.
     numbers = gl.convert_layout(_in_order(numbers, WARPS), gl.DotOperandLayout(0, sums, 2), assert_trivial=True)
     inputs = _in_order(inputs, WARPS).permute((0, 2, 1))
@@ -211,6 +211,34 @@ def _products(x, rows, weight, loaded, step, inner, SHAPE: gl.constexpr):
     return gl.convert_layout(acc, sums, assert_trivial=True)
 
 
+@gluon.jit
+def store_sums(
+    acc, bias, factors, out, rows, outputs, SHAPE: gl.constexpr,
+    BIAS: gl.constexpr, FACTORS: gl.constexpr, GELU: gl.constexpr,
+):  # fmt: skip
+    """Add up the sums of a program's warps, [warps, outputs, rows], and store the results. FACTORS: those of outputs
+    are multiplied by 256 times their factor."""
+    WARPS: gl.constexpr = SHAPE.warps
+    OUTPUTS: gl.constexpr = SHAPE.outputs
+    half: gl.constexpr = SHAPE.half
+    acc = gl.sum(acc, axis=0)
+    layout: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [1, WARPS], [0, 1])
+    acc = gl.convert_layout(acc, layout)
+    w_row = w_row_of(gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout)), outputs, SHAPE)
+    if FACTORS:
+        acc *= (gl.load(factors + w_row) * 256.0)[:, None]
+    if BIAS:
+        acc += gl.load(bias + w_row).to(gl.float32)[:, None]
+    if half < OUTPUTS:
+        pairs: gl.constexpr = gl.BlockedLayout([1, 1, 2], [8, 4, 1], [1, WARPS, 1], [2, 0, 1])
+        gate, up = gl.split(gl.convert_layout(acc.reshape([2, half, _ROWS]).permute((1, 2, 0)), pairs))
+        acc = gl.convert_layout(gated(gate, up, out.dtype.element_ty, GELU), layout)
+    output = gl.program_id(0) * half + gl.arange(0, half, layout=gl.SliceLayout(1, layout))
+    at_row = gl.program_id(1) * _ROWS + gl.arange(0, _ROWS, layout=gl.SliceLayout(0, layout))
+    at = out + at_row.to(gl.int64)[None, :] * outputs + output[:, None]
+    gl.store(at, acc.to(out.dtype.element_ty), mask=(output < outputs)[:, None] & (at_row < rows)[None, :])
+
+
 # One compiled kernel serves every number of rows.
 @gluon.jit(do_not_specialize=["rows"])
 def _few_rows_kernel(
@@ -219,32 +247,17 @@ def _few_rows_kernel(
     let_next_start(True)
     WARPS: gl.constexpr = SHAPE.warps
     OUTPUTS: gl.constexpr = SHAPE.outputs
-    half: gl.constexpr = SHAPE.half
     BESIDE: gl.constexpr = weight.has
     loaded = _load_step(weight, outputs, 0, words_of_row, SHAPE)
     wait_for_inputs(True)
     inner = words_of_row * 8
-    acc = gl.zeros([WARPS, OUTPUTS, _ROWS], gl.float32, _sums_layout(WARPS))
+    acc = gl.zeros([WARPS, OUTPUTS, _ROWS], gl.float32, sums_layout(WARPS))
     for step in range(steps - 1):
         following = _load_step(weight, outputs, step + 1, words_of_row, SHAPE)
         acc += _products(x, rows, weight, loaded, step, inner, SHAPE)
         loaded = following
-    acc = gl.sum(acc + _products(x, rows, weight, loaded, steps - 1, inner, SHAPE), axis=0)
-    layout: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [1, WARPS], [0, 1])
-    acc = gl.convert_layout(acc, layout)
-    w_row = _w_row(gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout)), outputs, SHAPE)
-    if BESIDE == "factors":
-        acc *= (gl.load(weight.beside + w_row) * 256.0)[:, None]
-    if BIAS:
-        acc += gl.load(bias + w_row).to(gl.float32)[:, None]
-    if half < OUTPUTS:
-        pairs: gl.constexpr = gl.BlockedLayout([1, 1, 2], [8, 4, 1], [1, WARPS, 1], [2, 0, 1])
-        gate, up = gl.split(gl.convert_layout(acc.reshape([2, half, _ROWS]).permute((1, 2, 0)), pairs))
-        acc = gl.convert_layout(silu_mul(gate, up, out.dtype.element_ty), layout)
-    output = gl.program_id(0) * half + gl.arange(0, half, layout=gl.SliceLayout(1, layout))
-    at_row = gl.program_id(1) * _ROWS + gl.arange(0, _ROWS, layout=gl.SliceLayout(0, layout))
-    at = out + at_row.to(gl.int64)[None, :] * outputs + output[:, None]
-    gl.store(at, acc.to(out.dtype.element_ty), mask=(output < outputs)[:, None] & (at_row < rows)[None, :])
+    acc += _products(x, rows, weight, loaded, steps - 1, inner, SHAPE)
+    store_sums(acc, bias, weight.beside, out, rows, outputs, SHAPE, BIAS, BESIDE == "factors", False)
 
 
 def few_rows_candidates(rows: int, product: Product) -> list[LinearConfig]:
@@ -270,11 +283,11 @@ def few_rows_codes(
     half = config.block_outputs // (2 if gated else 1)
     outputs, words = out.shape[-1], config.block_inner // 8 // config.num_warps
     # With fewer registers than it could have, the assembler would load codes later.
-    registers = _REGISTERS // (32 * config.num_warps * config.num_stages)
-    shape = _Shape(config.block_outputs, half, words, config.num_warps, inner % config.block_inner == 0)
+    registers = REGISTERS // (32 * config.num_warps * config.num_stages)
+    shape = Shape(config.block_outputs, half, words, config.num_warps, inner % config.block_inner == 0)
     _few_rows_kernel[(triton.cdiv(outputs, half), triton.cdiv(rows, ROWS))](
         x, _Weight(weight.codes.view(torch.int32), weight.scales, beside, *facts), out if bias is None else bias, out,
         rows, outputs, inner // 8, triton.cdiv(inner, config.block_inner), SHAPE=shape, BIAS=bias is not None,
-        num_warps=config.num_warps, maxnreg=min(registers // 8 * 8, _MOST_REGISTERS), launch_pdl=True,
+        num_warps=config.num_warps, maxnreg=min(registers // 8 * 8, MOST_REGISTERS), launch_pdl=True,
     )  # fmt: skip
     return out

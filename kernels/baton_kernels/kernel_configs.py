@@ -24,8 +24,9 @@ class ExpertLayer(NamedTuple):
 class LinearConfig(NamedTuple):
     """A configuration of the kernels in linear.py, scaled_linear.py, grouped_linear.py and hopper_products.py.
     block_rows 1 selects the one-row kernel. splits: parts of the inner dimension. hopper: use the kernel in
-    hopper_products.py, whose tiles of outputs contain both gates and ups, or for block_rows 1 that in
-    hopper_few_rows.py, where num_stages is the number of programs that share the registers of a multiprocessor."""
+    hopper_products.py, whose tiles of outputs contain both gates and ups, or for few rows that in hopper_few_rows.py
+    or hopper_few_numbers.py, where num_stages is the number of programs that share the registers of a multiprocessor.
+    """
 
     block_rows: int
     block_outputs: int

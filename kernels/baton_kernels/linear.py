@@ -1,8 +1,9 @@
 """Matrix products of a few rows with a large weight, which take as long as reading the weight once.
 
-There are two kernels. For one row, each program multiplies the weights of a few outputs elementwise and adds up the
-products. It may also compute the RMSNorm of the row. For more rows, tiles go through the tensor cores; the inner
-dimension is cut into parts where there would be too few programs.
+There are two kernels here. For one row, each program multiplies the weights of a few outputs elementwise and adds up
+the products. It may also compute the RMSNorm of the row. For more rows, tiles go through the tensor cores; the inner
+dimension is cut into parts where there would be too few programs. On Hopper, hopper_few_numbers.py has another kernel
+for up to 8 rows.
 """
 
 import torch
@@ -10,6 +11,8 @@ import triton
 import triton.language as tl
 
 from .activation import gate_mul, gated
+from .hopper_few_numbers import few_numbers, few_numbers_candidates
+from .hopper_products import is_hopper
 from .kernel_configs import LinearConfig, Product
 from .norm import computed
 from .overlap import LINE, let_next_start, lines_ahead, overlap_options, prefetch, wait_for_inputs
@@ -195,6 +198,8 @@ def linear(
         return by_cublas(x, weight, bias, gate, out)
     if out is None:
         out = x.new_empty(rows, outputs)
+    if config.hopper:
+        return few_numbers(x, weight, bias, gate, config, out)
     tiles = triton.cdiv(outputs, config.block_outputs) * triton.cdiv(rows, config.block_rows)
     partial, arrivals = out, out
     if config.splits > 1:
@@ -232,7 +237,7 @@ def by_cublas(
 class _Numbers:
     """Implements Kind for weights of 16 bits."""
 
-    rows, trusted = (1, 16, 32, 64), None
+    rows, trusted = (1, 8, 16, 32, 64), None
 
     def numbers(self, weight: torch.Tensor) -> torch.Tensor:
         return weight
@@ -241,7 +246,8 @@ class _Numbers:
         return ""
 
     def candidates(self, weight: torch.Tensor, shape: Product, rows: int) -> list[LinearConfig | None]:
-        return linear_candidates(rows, *shape, weight.device)
+        ruled, *tiles = linear_candidates(rows, *shape, weight.device)
+        return [ruled, *(few_numbers_candidates(rows, shape) if is_hopper(weight.device) else ()), *tiles]
 
     def inputs(self, weight: torch.Tensor, shape: Product, rows: int) -> torch.Tensor:
         return random_rows(rows, shape.inner, weight.dtype, weight.device)

@@ -3,6 +3,10 @@
 A kernel that is launched with `overlap_options` calls `wait_for_inputs` before it reads memory that an earlier kernel
 writes, and before it writes memory that one reads. Its work before that call, such as fetching weights, overlaps with
 the earlier kernel.
+
+A kernel of a layer may also read the step's own data before that call: positions, slots, block tables and the plan of
+attention. Between the kernels that write these and the first layer there is one of torch, which starts when all earlier
+kernels have ended (Decoder.begin).
 """
 
 import functools

@@ -34,6 +34,15 @@ def _rope_and_cache_kernel(
     value_head = head - HEADS - KV_HEADS
     in_row = head * DIM + tl.where(is_v, value_head * (VALUE_DIM - DIM), 0)
     at = token * ((HEADS + KV_HEADS) * DIM + KV_HEADS * VALUE_DIM) + in_row[:, None] + column[None, :]
+    slot = tl.load(slots + token)
+    half = column < DIM // 2
+    if NORM:
+        w_q1, w_q2 = tl.load(q_norm + column, mask=half), tl.load(q_norm + DIM // 2 + column, mask=half)
+        w_k1, w_k2 = tl.load(k_norm + column, mask=half), tl.load(k_norm + DIM // 2 + column, mask=half)
+    if ROTATE:
+        position = tl.load(positions + token).to(tl.int64)
+        c = tl.load(cos + position * (DIM // 2) + column, mask=half, other=0.0)[None, :]
+        s = tl.load(sin + position * (DIM // 2) + column, mask=half, other=0.0)[None, :]
     wait_for_inputs(OVERLAP)
     first = tl.load(qkv + at, mask=inside, other=0.0)
     second = tl.load(qkv + at + middle, mask=inside, other=0.0)
@@ -42,17 +51,11 @@ def _rope_and_cache_kernel(
     if NORM:
         square = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
         scale = tl.rsqrt(square / DIM + eps)[:, None]
-        half = column < DIM // 2
-        w_q1, w_q2 = tl.load(q_norm + column, mask=half), tl.load(q_norm + DIM // 2 + column, mask=half)
-        w_k1, w_k2 = tl.load(k_norm + column, mask=half), tl.load(k_norm + DIM // 2 + column, mask=half)
         w1 = tl.where(is_q[:, None], w_q1[None, :], w_k1[None, :])
         w2 = tl.where(is_q[:, None], w_q2[None, :], w_k2[None, :])
         first = tl.where(is_v[:, None], first, ((first * scale).to(w1.dtype) * w1).to(dtype).to(tl.float32))
         second = tl.where(is_v[:, None], second, ((second * scale).to(w2.dtype) * w2).to(dtype).to(tl.float32))
     if ROTATE:
-        position = tl.load(positions + token).to(tl.int64)
-        c = tl.load(cos + position * (DIM // 2) + column, mask=column < DIM // 2, other=0.0)[None, :]
-        s = tl.load(sin + position * (DIM // 2) + column, mask=column < DIM // 2, other=0.0)[None, :]
         rotated_first = tl.where(is_v[:, None], first, first * c - second * s).to(dtype)
         rotated_second = tl.where(is_v[:, None], second, second * c + first * s).to(dtype)
     else:
@@ -66,7 +69,6 @@ def _rope_and_cache_kernel(
         inverse = tl.load(inverses + head - HEADS, mask=is_k | is_v, other=1.0)[:, None]
         rotated_first = to_e4m3(rotated_first.to(tl.float32) * inverse)
         rotated_second = to_e4m3(rotated_second.to(tl.float32) * inverse)
-    slot = tl.load(slots + token)
     written = inside & (slot >= 0)
     k_at = (slot * KV_HEADS + head[:, None] - HEADS) * HEAD_STRIDE + column[None, :]
     tl.store(keys + k_at, rotated_first, mask=written & is_k[:, None])

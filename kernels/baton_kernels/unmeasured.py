@@ -61,13 +61,13 @@ def unmeasured_linear(rows: int, outputs: int, inner: int, gated: bool, device: 
 def linear_candidates(
     rows: int, outputs: int, inner: int, gated: bool, device: torch.device
 ) -> list[LinearConfig | None]:
-    """Return the configurations to measure for 1, 16, 32 or 64 rows where `has_rules`. That of the rule comes first."""
+    """Return the configurations to measure for 1, 8, 16, 32 or 64 rows where `has_rules`, that of the rule first."""
     ruled = unmeasured_linear(rows, outputs, inner, gated, device)
     if rows == 1:
         found = [LinearConfig(1, block, part, 1, warps, 1) for block, part, warps in _ONE_ROW[gated] if part <= inner]
         return list(dict.fromkeys([ruled, *found]))
     processors = _processors(device)
-    units = outputs // 2 if gated else outputs
+    rows, units = max(rows, 16), outputs // 2 if gated else outputs
     tiles: list[LinearConfig | None] = []
     for block in (32, 64, 128):
         most = processors // triton.cdiv(units, block)

@@ -150,6 +150,8 @@ class Paged:
 
         def step() -> None:
             parts = plan_parts(on_device, rows, max(programs // kv_heads, 1), arrivals)
+            # Decode attention reads the plan early, so a kernel of torch must separate them, as the embedding does.
+            out.zero_()
             for keys, values in caches:
                 decode_attention(queries, keys, values, tables, how, parts, out, scales=self._scales, **self._tile)
 

@@ -130,11 +130,11 @@ def _report(name: str, sums: Sums, steps: int, wall: float, known: dict[str, flo
 
 
 def profile_steps(ours: Ours, job: Job) -> Iterator[Json]:
-    """Yield reports of decode steps of three batch sizes, and of the prefill of four prompts."""
+    """Yield reports of decode steps of four batch sizes, and of the prefill of four prompts."""
     folder = Path(job.profile)
     folder.mkdir(parents=True, exist_ok=True)
     limits = Limits.of(job, device.itemsize(), Card(job.bandwidth, job.arithmetic))
     profiler = StepProfiler(ours, limits, folder, job.shape)
-    for batch in (1, 32, 256):
+    for batch in (1, 8, 32, 256):
         yield profiler.decode(scaled(batch, job.scale), scaled(512, job.scale), f"decode-{batch}")
     yield profiler.prefill([scaled(2048, job.scale)] * 4, "prefill")

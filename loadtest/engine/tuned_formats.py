@@ -10,6 +10,8 @@ import triton
 
 from baton_kernels import grouped_linear, scaled_linear
 from baton_kernels.activation import gate_mul
+from baton_kernels.hopper_few_numbers import few_numbers_candidates
+from baton_kernels.hopper_products import is_hopper
 from baton_kernels.kernel_configs import LinearConfig, Product
 from baton_kernels.linear import by_cublas, linear
 from baton_kernels.quantize import quantize_rows
@@ -98,7 +100,8 @@ class Bfloat16(Format):
                 for block, inner, warps in itertools.product((1, 2, 4, 8), (512, 1024, 2048, 4096), (1, 2, 4, 8))
                 if 16 <= block * inner * weights // (32 * warps) <= 64 and inner <= product.inner
             ]
-        return tiles(product, rows, (16, 32, 64, 128), (64, 128, 256), (1, 2, 3, 4, 6, 8), 2 * weights, 2, depths=3)
+        found = tiles(product, rows, (16, 32, 64, 128), (64, 128, 256), (1, 2, 3, 4, 6, 8), 2 * weights, 2, depths=3)
+        return [*(few_numbers_candidates(rows, product) if is_hopper(torch.device(DEVICE)) else ()), *found]
 
 
 class Scaled(Format):

@@ -37,8 +37,8 @@ class Context:
         received: torch.Tensor | None = None,
     ) -> None:
         """The backend must be prepared for these tokens. written: called with the number of each layer once the
-        kernels that write its KV have been launched. received: hidden states [T, hidden] of the previous stage, which
-        the pass may change; None = the pass begins with the embedding."""
+        kernels that write its KV have been launched. received: hidden states [T, hidden] of the previous stage; None
+        = the pass begins with the embedding."""
         self.ids, self.positions = tokens.ids, tokens.positions
         self._slots, self._cache = tokens.slots, cache
         self._backend = backend

@@ -100,7 +100,7 @@ class DecodeGraphs:
         inputs.unpack(table.columns, table.tables, self._block_size)
         self._backend.use_rows(table.tables, inputs.rows, inputs.lengths)
         tokens = Tokens(inputs.token_ids, inputs.positions, inputs.slots)
-        received = None if self._received is None else self._received[: len(inputs.rows)].clone()
+        received = None if self._received is None else self._received[: len(inputs.rows)]
         hidden = self._model(Context(tokens, self._cache, self._backend, received=received))
         return self._finish(inputs, hidden, gathers)
 

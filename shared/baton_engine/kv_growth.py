@@ -20,44 +20,45 @@ class KvGrowth:
 
     def __init__(self, lengths: AnswerLengths, sequences: Iterable[Sequence], block_tokens: float) -> None:
         self._lengths, self._block_tokens = lengths, block_tokens
-        own = list(sequences)
-        limits = np.unique(
-            np.quantile([most_growth(each) for each in own] or [1], np.linspace(0, 1, _LIMITS), method="lower")
-        )
+        facts = _facts(sequences)
+        limits = np.unique(np.quantile(facts[2], np.linspace(0, 1, _LIMITS), method="lower"))
         powers = 2 ** np.arange(int(limits[-1]).bit_length())
         # All sequences that have the same limit end at the same time, and hold the most just before.
         self._times = np.unique(np.concatenate([limits, powers[powers <= limits[-1]]]))
-        self._blocks = self._of(own)
+        self._blocks = self._of(facts)
 
     def add(self, sequence: Sequence) -> None:
         """Count one more sequence."""
-        self._blocks = self._blocks + self._of([sequence])
+        self._blocks = self._blocks + self._of(_facts([sequence]))
 
     def remove(self, sequence: Sequence) -> None:
         """No longer count a sequence."""
-        self._blocks = self._blocks - self._of([sequence])
+        self._blocks = self._blocks - self._of(_facts([sequence]))
 
     def most_with(self, sequence: Sequence) -> int:
         """Return the most blocks that all sequences, and one more, need at any time beyond those that they have now."""
-        return max(int(np.ceil((self._blocks + self._of([sequence])).max())), 0)
+        return max(int(np.ceil((self._blocks + self._of(_facts([sequence]))).max())), 0)
 
-    def _of(self, sequences: list[Sequence]) -> np.ndarray:
+    def _of(self, facts: np.ndarray) -> np.ndarray:
         """Return the expected growth of sequences, in blocks, at each time."""
-        if not sequences:
-            return np.zeros(len(self._times))
-        facts = np.array(
-            [
-                (each.output_len, each.certain_tokens, most_growth(each), each.rows_needed, each.known - each.cached)
-                for each in sequences
-            ]
-        )
-        tokens, certain, left, rows, own = facts.T[:, :, None]
+        tokens, certain, left = facts[:3, :, None]
         uncertain_from = np.maximum(tokens + 1, certain)
         going_on = self._lengths.going_on(uncertain_from, np.maximum(tokens + self._times - uncertain_from, 0))
         going_on *= self._times <= left
-        growth = going_on * rows * np.minimum(self._times, left) - (1 - going_on) * own
-        blocks: np.ndarray = growth.sum(axis=0) / self._block_tokens
-        return blocks
+        rows, own = facts[3:]
+        # A sequence has grown by the time, or has given back what it had.
+        growth: np.ndarray = rows @ going_on * self._times - own @ (1 - going_on)
+        return growth / self._block_tokens
+
+
+def _facts(sequences: Iterable[Sequence]) -> np.ndarray:
+    """Return [5, sequences]: output tokens, certain ones of all, tokens to come at most, rows, and known tokens whose
+    blocks a sequence has for itself."""
+    facts = [
+        (each.output_len, each.certain_tokens, most_growth(each), each.rows_needed, each.known - each.cached)
+        for each in sequences
+    ]
+    return np.array(facts).T
 
 
 def most_growth(sequence: Sequence) -> int:

@@ -150,7 +150,7 @@ class PromptGraphs:
 
     def _run(self, inputs: torch.Tensor, facts: _Facts) -> tuple[torch.Tensor, torch.Tensor]:
         tables, tiles = self._table.tables, (facts.tile_chunks, facts.tile_starts)
-        received = None if self._received is None else self._received[: inputs.shape[1]].clone()
+        received = None if self._received is None else self._received[: inputs.shape[1]]
         tokens = Tokens(self._table.resolve(inputs[0]), inputs[1], inputs[2:])
         self._backend.use_rows(tables, facts.decode_rows, facts.decode_lengths)
         self._backend.add_chunks(tables.index_select(0, facts.chunk_rows), facts.lengths, facts.starts, tiles)

@@ -172,7 +172,7 @@ class TokenGraphs:
         blocks = np.zeros((1, groups, -(-size // (4 * self._block_size)) * 4), dtype=np.int32)
         self._backend.prepare(AttentionBatch([0, size], [size], blocks))
         tokens = Tokens(self._resolve(inputs[0]), inputs[1], inputs[2:])
-        received = None if self._received is None else self._received[:size].clone()
+        received = None if self._received is None else self._received[:size]
         eagerly = _seconds(lambda: self._model(Context(tokens, self._cache, self._backend, received=received)))
         pieces = self._pieces[size] = self._capture(inputs)
         replayed = _seconds(lambda: self.forward(size, packed))
@@ -187,8 +187,7 @@ class TokenGraphs:
 
     def _capture(self, inputs: torch.Tensor) -> _Pieces:
         def run(cut: Callable[[], None]) -> tuple[_Recording, torch.Tensor]:
-            # The pass changes this tensor, and the next step may overwrite only a part of it.
-            received = None if self._received is None else self._received[: inputs.shape[1]].clone()
+            received = None if self._received is None else self._received[: inputs.shape[1]]
             tokens = Tokens(self._resolve(inputs[0]), inputs[1], inputs[2:])
             context = _Recording(tokens, self._cache, self._backend, cut, self._memory, self._selections, received)
             return context, self._model(context)

@@ -1,5 +1,5 @@
 """Compiles kernels for Hopper on any machine, and prints the sizes of their code: `prefill`, `codes`,
-`few_rows` or `numbers`."""
+`few_rows`, `few_numbers` or `numbers`."""
 
 import sys
 from types import SimpleNamespace
@@ -10,7 +10,14 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from baton_kernels import hopper_codes, hopper_few_rows, hopper_numbers, hopper_prefill, hopper_products
+from baton_kernels import (
+    hopper_codes,
+    hopper_few_numbers,
+    hopper_few_rows,
+    hopper_numbers,
+    hopper_prefill,
+    hopper_products,
+)
 from baton_kernels.hopper_products import Pairs
 from baton_kernels.kernel_configs import LinearConfig, Product
 from baton_kernels.pair_groups import PairGroups
@@ -83,6 +90,20 @@ def few_rows() -> JITFunction:
     return hopper_few_rows._few_rows_kernel
 
 
+def few_numbers() -> JITFunction:
+    hopper_few_numbers.lines_ahead = lambda *_: 8
+    compute, product = hopper_few_numbers.few_numbers, Product(1024, 4096, False)
+    x, weight = torch.zeros(8, 4096, dtype=BF16), torch.zeros(1024, 4096, dtype=BF16)
+    for each in hopper_few_numbers.few_numbers_candidates(8, product):
+        compute(x, weight, None, None, each, x[:, :1024])
+    tiles = LinearConfig(8, 16, 1024, 1, 8, 2, hopper=True)
+    compute(x, weight, None, "silu", tiles, x[:, :512])
+    compute(x, weight, x[0], "gelu_tanh", tiles, x[:, :512])
+    x, weight = x.half()[:, :2888].contiguous(), weight.half()[:, :2888].contiguous()
+    compute(x, weight, x[0], None, tiles, x[:, :1024])
+    return hopper_few_numbers._few_numbers_kernel
+
+
 def numbers() -> JITFunction:
     multiply, ints = hopper_numbers.hopper_numbers, torch.zeros(64, dtype=torch.int32)
     groups = PairGroups(ints, ints[:4])
@@ -120,7 +141,7 @@ def main() -> None:
     CompiledKernel._init_handles = lambda _: None
     run = JITFunction.run
     JITFunction.run = lambda *arguments, warmup, **options: run(*arguments, warmup=True, **options)
-    kernel = {each.__name__: each for each in (prefill, codes, few_rows, numbers)}[sys.argv[1]]()
+    kernel = {each.__name__: each for each in (prefill, codes, few_rows, few_numbers, numbers)}[sys.argv[1]]()
     compiled = kernel.device_caches[0][0].values()
     print([len(each.asm["cubin"]) for each in compiled])
 

@@ -1,7 +1,5 @@
-"""The kernel for few rows, whose operations on tensors torch carries out here. Gluon has no interpreter; its compiler
-checks that the layouts of the kernel agree with these operations. test_hopper_codes.py runs the kernel on Hopper."""
+"""The kernel for few rows and weights of 4 bits. test_hopper_codes.py runs it on Hopper."""
 
-from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,65 +16,10 @@ from baton_kernels.reference.grouped_linear import (
 )
 
 from .closeness import relative_error
+from .gluon_on_torch import Launcher, Pointer, Value, gated
 from .hopper import compiled_sizes
 
-
-class Value(torch.Tensor):
-    """A tensor of a kernel. Its layout does not matter here."""
-
-    type = SimpleNamespace(layout=None)  # type: ignore[assignment]
-
-
-class Pointer:
-    def __init__(self, tensor: torch.Tensor, at: Any = 0) -> None:
-        self.tensor, self.at, self.dtype = tensor, at, SimpleNamespace(element_ty=tensor.dtype)
-
-    def __add__(self, other: Any) -> "Pointer":
-        return Pointer(self.tensor, self.at + other)
-
-
-class Gluon:
-    """The functions of gluon.language that the kernel calls, and one program's index."""
-
-    int16, int32, int64, uint8, float32 = torch.int16, torch.int32, torch.int64, torch.uint8, torch.float32
-    minimum = staticmethod(lambda values, most: values.clamp(max=most))
-
-    def __init__(self, program: tuple[int, int]) -> None:
-        self.program_id = program.__getitem__
-
-    def __getattr__(self, name: str) -> Any:
-        assert name.endswith("Layout"), name
-        return lambda *_: None
-
-    def arange(self, first: int, last: int, layout: None) -> torch.Tensor:
-        return torch.arange(first, last).as_subclass(Value)
-
-    def full(self, shape: list[int], value: float, dtype: torch.dtype, layout: None) -> torch.Tensor:
-        return torch.full(shape, value, dtype=dtype).as_subclass(Value)
-
-    def zeros(self, shape: list[int], dtype: torch.dtype, layout: None) -> torch.Tensor:
-        return self.full(shape, 0, dtype, layout)
-
-    def join(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return torch.stack((one, other), dim=-1)
-
-    def split(self, both: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return both.unbind(-1)
-
-    def sum(self, values: torch.Tensor, axis: int) -> torch.Tensor:
-        return values.sum(axis)
-
-    def convert_layout(self, values: torch.Tensor, layout: None, assert_trivial: bool = False) -> torch.Tensor:
-        return values
-
-    def load(self, at: Pointer, mask: Any = True, other: float = 0, cache_modifier: str = "") -> torch.Tensor:
-        index, mask = torch.broadcast_tensors(at.at, torch.as_tensor(mask))
-        # An index outside the tensor is an error only where it is loaded.
-        values = at.tensor.flatten()[torch.where(mask, index, 0)]
-        return torch.where(mask, values, torch.tensor(other, dtype=values.dtype)).as_subclass(Value)
-
-    def store(self, at: Pointer, values: torch.Tensor, mask: torch.Tensor) -> None:
-        at.tensor.view(-1)[at.at[mask]] = values[mask]
+FUNCTIONS = ("w_row_of", "_in_order", "_halves", "_load_numbers", "_load_step", "_products", "store_sums")
 
 
 def int4_of(words: torch.Tensor, zero: torch.Tensor, dtype: torch.dtype, beside: str) -> torch.Tensor:
@@ -93,36 +36,22 @@ def numbers_of(words: torch.Tensor, scale: Any, zero: Any, dtype: torch.dtype, k
     return dequantize_grouped_reference(table, torch.float64).as_subclass(Value)
 
 
-def silu_mul(gate: torch.Tensor, up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.nn.functional.silu(gate) * up
-
-
-class Launcher:
-    """Runs the kernel for each of its programs."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
-
-    def __getitem__(self, grid: tuple[int, int]) -> Any:
-        return lambda *arguments, **options: self.run(grid, arguments, **options)
-
-    def run(self, grid: tuple[int, int], arguments: tuple[Any, ...], SHAPE: Any, BIAS: bool, **options: Any) -> None:
-        assert len(set(options) ^ {"num_warps", "maxnreg", "launch_pdl"}) == 0
-        x, weight, bias, out, *sizes = arguments
+class CodesLauncher(Launcher):
+    def _run(self, grid: tuple[int, int], arguments: tuple[Any, ...], **options: Any) -> None:
+        x, weight, *others = arguments
         tensors = (Pointer(each) for each in weight[:3])
         weight = weight.__class__(*tensors, *(each.value for each in weight[3:]))
-        for program in ((one, two) for one in range(grid[0]) for two in range(grid[1])):
-            names = {**vars(hopper_few_rows), "gl": Gluon(program), "mma_v2": lambda a, b, acc: acc + a @ b.double()}
-            names |= {each: getattr(names[each], "value", None) for each in ("_ROWS", "_BLOCK", "_PIECE")}
-            names |= {each: lambda *_: None for each in ("let_next_start", "wait_for_inputs")}
-            names |= {"int4_of": int4_of, "numbers_of": numbers_of, "silu_mul": silu_mul}
-            names["_scales_sums"] = lambda kind, size: kind == "int4" and size % 128 == 0
-            names |= {name: lambda *_: None for name in ("_words_layout", "_inputs_layout", "_sums_layout")}
-            for name in ("_w_row", "_in_order", "_halves", "_load_numbers", "_load_step", "_products"):
-                names[name] = FunctionType(names[name].fn.__code__, names)
-            FunctionType(self.kernel.fn.__code__, names)(
-                Pointer(x), weight, Pointer(bias), Pointer(out), *sizes, SHAPE, BIAS
-            )
+        super()._run(grid, (x, weight, *others), **options)
+
+
+@pytest.fixture
+def launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    functions = {name: getattr(hopper_few_rows, name) for name in FUNCTIONS}
+    run = CodesLauncher(
+        hopper_few_rows._few_rows_kernel, functions, hopper_few_rows, int4_of=int4_of, numbers_of=numbers_of,
+        _scales_sums=lambda kind, size: kind == "int4" and size % 128 == 0,
+    )  # fmt: skip
+    monkeypatch.setattr(hopper_few_rows, "_few_rows_kernel", run)
 
 
 def make(kind: str, outputs: int, inner: int, group: int, zeros: bool) -> GroupedWeight:
@@ -144,20 +73,19 @@ def make(kind: str, outputs: int, inner: int, group: int, zeros: bool) -> Groupe
         ("e2m1", 32, False, 1056), ("halves", 32, False, 1024),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("gated", [False, True])
-def test_products(kind: str, group: int, zeros: bool, inner: int, gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hopper_few_rows, "_few_rows_kernel", Launcher(hopper_few_rows._few_rows_kernel))
+@pytest.mark.parametrize("has_gates", [False, True])
+@pytest.mark.usefixtures("launcher")
+def test_products(kind: str, group: int, zeros: bool, inner: int, has_gates: bool) -> None:
     weight, bias = make(kind, 44, inner, group, zeros), torch.randn(44, dtype=torch.float64)
     expected_weight = dequantize_grouped_reference(weight, torch.float64)
     for rows, tiles in ((1, (16, 1024, 4, 2)), (11, (32, 512, 4, 2)), (3, (16, 1024, 8, 1))):
         x = torch.randn(rows, inner, dtype=torch.float64)
         expected = x @ expected_weight.T + bias
-        if gated:
-            gate, up = expected.chunk(2, dim=1)
-            expected = silu_mul(gate, up, x.dtype)
+        if has_gates:
+            expected = gated(*expected.chunk(2, dim=1), x.dtype, False)
         config = LinearConfig(1, *tiles[:2], 1, *tiles[2:], hopper=True)
         out = torch.empty_like(expected)
-        hopper_few_rows.few_rows_codes(x, weight, bias, gated, config, out)
+        hopper_few_rows.few_rows_codes(x, weight, bias, has_gates, config, out)
         assert relative_error(out, expected) < 1e-6, (rows, tiles)
 
 

@@ -176,9 +176,10 @@ def test_decode(
     rows = torch.arange(count, device=device)
     # A second kernel joins the parts of a small batch, and the decode kernel those of a larger one.
     for copies, capacity in ((1, 1), (1, 32), (SEPARATE_JOIN_SEQUENCES // count + 1, 32)):
-        q = case.queries(copies * count)
-        arrivals = torch.zeros(len(q) * kv_heads, dtype=torch.int32, device=device)
+        arrivals = torch.zeros(copies * count * kv_heads, dtype=torch.int32, device=device)
         parts = plan_parts(case.lengths.repeat(copies), rows.repeat(copies), capacity, arrivals)
+        # A kernel of torch must come between the plan and the attention that reads it early.
+        q = case.queries(copies * count)
         out = decode_attention(q, case.keys, case.values, case.tables, how, parts, scales=case.scales)
         for some, results in zip(q.split(count), out.split(count), strict=True):
             case.check(results, some, list(range(count + 1)), how)

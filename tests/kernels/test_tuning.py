@@ -11,6 +11,7 @@ import torch
 
 from baton_kernels import tuning, unmeasured
 from baton_kernels import unmeasured_hopper as hopper
+from baton_kernels.hopper_few_numbers import few_numbers_candidates
 from baton_kernels.kernel_configs import ExpertLayer, ExpertsConfig, LinearConfig, Product, ProductConfig
 from baton_kernels.reference.scaled_linear import ScaledWeight
 from baton_kernels.tuning import MOST_ROWS, experts_config, linear_config
@@ -63,7 +64,10 @@ def test_each_entry_can_be_launched(name: str, monkeypatch: pytest.MonkeyPatch) 
             if config is None:
                 continue
             assert rows <= MOST_ROWS
-            assert config.block_rows == 1 if rows == 1 else config.block_rows >= 16
+            if config.hopper:
+                assert config in few_numbers_candidates(rows, Product(outputs, inner, gated))
+            else:
+                assert config.block_rows == 1 if rows == 1 else config.block_rows >= 16
             for size in (config.block_rows, config.block_outputs, config.block_inner, config.num_warps):
                 assert size & (size - 1) == 0, config
             assert config.splits * config.block_inner <= inner

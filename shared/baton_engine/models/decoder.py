@@ -36,11 +36,20 @@ class Decoder:
         return head(source, self.embedding, config.tie_word_embeddings, self.head_name)
 
     def embed(self, ctx: Context) -> torch.Tensor:
-        """Return the hidden states [T, hidden] before the first layer."""
+        """Return the hidden states [T, hidden] before the model's first layer."""
         return self.embedding(ctx.ids)
 
+    def begin(self, ctx: Context) -> torch.Tensor:
+        """Return the hidden states [T, hidden] before the first layer here, in memory of their own.
+
+        Layers change them, and received ones are still needed where only a part of them is received for the next step.
+        Both the embedding and the copy launch kernels of torch. These start when all earlier kernels have ended, so
+        that the kernels of layers may read what is the same in all layers at any time (overlap.py).
+        """
+        return self.embed(ctx) if ctx.received is None else ctx.received.clone()
+
     def __call__(self, ctx: Context) -> torch.Tensor:
-        x = self.embed(ctx) if ctx.received is None else ctx.received
+        x = self.begin(ctx)
         for layer in self.layers:
             x = layer(x, ctx)
         return self.norm(x) if self.stage.is_last else x
@@ -55,7 +64,7 @@ class ResidualDecoder(Decoder):
     norm: RmsNorm | LayerNorm
 
     def __call__(self, ctx: Context) -> torch.Tensor:
-        x = self.embed(ctx) if ctx.received is None else ctx.received
+        x = self.begin(ctx)
         residual: Any = None
         for layer in self.layers:
             x, residual = layer(x, residual, ctx)

@@ -180,7 +180,7 @@ class Gemma3n(Decoder):
         set_softcap(self.head, config.logit_softcap)
 
     def __call__(self, ctx: Context) -> torch.Tensor:
-        embedded = self.embed(ctx)
+        embedded = self.begin(ctx)
         given = self.layer_inputs(ctx.ids, embedded)
         x = torch.stack([embedded, *(_as_large_as(embedded, project(embedded)) for project in self.first)], dim=1)
         for layer, own in zip(self.layers, given, strict=True):

@@ -114,7 +114,7 @@ class Gemma4(Decoder):
         return read_gemma4_config(file)
 
     def __call__(self, ctx: Context) -> torch.Tensor:
-        x = self.embed(ctx) if ctx.received is None else ctx.received
+        x = self.begin(ctx)
         given = [None] * len(self.layers) if self.layer_inputs is None else self.layer_inputs(ctx.ids, x)
         for layer, own in zip(self.layers, given, strict=True):
             x = layer(x, ctx, own)
