@@ -8,6 +8,7 @@ import torch
 from baton_common.cores import available_cores
 from baton_engine.compilation import compiling_ahead
 from baton_kernels.grouped_linear import grouped_linear
+from baton_kernels.hopper_few_numbers import few_numbers, few_numbers_candidates
 from baton_kernels.hopper_few_rows import few_rows_candidates
 from baton_kernels.hopper_numbers import hopper_numbers, hopper_scaled
 from baton_kernels.kernel_configs import Product
@@ -46,6 +47,9 @@ def products(rows: int) -> Iterator[tuple[object, Callable[[], torch.Tensor]]]:
     plain = numbers.bfloat16()
     for config in hopper_candidates(NUMBERS, rows, SHAPE, DEVICE):
         yield ("bf16", config), lambda config=config: hopper_numbers(x, plain, None, False, config, out).clone()
+    some, few = plain[:256], out.new_empty(rows, 256)
+    for config in few_numbers_candidates(rows, Product(*some.shape, False)):
+        yield ("few bf16", config), lambda config=config: few_numbers(x, some, None, None, config, few).clone()
     for dtype in (torch.float8_e4m3fn, torch.int8):
         scales = torch.ones(SHAPE.outputs, 1, device=DEVICE)
         scaled = ScaledWeight((numbers * 20).to(dtype), scales, (1, SHAPE.inner))
