@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 _PROGRESS_INTERVAL_S = 0.25
 _PINGS = 4
+_END_S = 10.0
 
 
 class EngineDied(RuntimeError):
@@ -135,6 +136,12 @@ class EngineClient:
         self._process.kill()
 
     async def stop(self) -> None:
-        """Close the channel, which makes the process end, and wait until it has ended."""
+        """Close the channel, which makes the process end, and wait until it has ended. Kill it if it does not end soon,
+        since a device or its driver may hang."""
         self._channel.close()
-        await self._process.wait()
+        try:
+            await asyncio.wait_for(self._process.wait(), _END_S)
+        except TimeoutError:
+            log.error("the engine is killed: it has not ended in %g s", _END_S, extra={"event": "engine_hangs"})
+            self._process.kill()
+            await self._process.wait()

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from baton_common.block_hash import block_keys
 from baton_common.extent import Extent
 from baton_engine.config import ConfigError
 from baton_engine.fingerprint import layout_fingerprint
+from baton_worker import engine_client
 from baton_worker.engine_client import EngineDied
 from baton_worker.messages import Abort, CancelImport, FreeSlot, ImportPiece, ImportTokens
 from tests.conftest import MakeModel
@@ -254,3 +256,11 @@ async def test_a_stopped_engine_ends_cleanly_in_the_middle_of_work(folder: Path)
     await listener.until(lambda: (1, 0) in listener.transcript.tokens)
     await asyncio.wait_for(listener.stop(), 10)
     assert listener.client._process.returncode == 0
+
+
+async def test_an_engine_that_does_not_end_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_client, "_END_S", 0.2)
+    client = await start_engine(folder)
+    client._process.send_signal(signal.SIGSTOP)
+    await asyncio.wait_for(client.stop(), 10)
+    assert client._process.returncode == -signal.SIGKILL
