@@ -1,6 +1,6 @@
 """The sequences that have been admitted, their rows, and which of them are preempted for others."""
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from .kv_growth import KvGrowth, most_growth
 from .sequence import Sequence, State
 from .waiting_queue import ORDER, remove_sorted
 
-# The prediction of growth is made anew after so many uses, as sequences have grown since.
+# A prediction of growth of an earlier step is made anew after so many uses, as sequences have grown since.
 _GROWTH_USES = 16
 
 
@@ -36,8 +36,11 @@ class Admitted:
         self._max_num_seqs = max_num_seqs
         self._free_rows = list(reversed(range(max_num_seqs)))
         self._growth: KvGrowth | None = None
+        self._tenant_blocks: Counter[bytes] | None = None  # counted in this step
         self._growth_uses = 0
+        self._growth_is_new = False  # whether the prediction was made for this step
         self._most_growth = 0  # tokens that all sequences could get when they were added
+        self._predicted_growth = 0  # the same when the prediction was made
 
     @property
     def rows_left(self) -> int:
@@ -61,18 +64,24 @@ class Admitted:
         if not (self.running or self.importing) or pool.num_available >= blocks + most / block_tokens:
             return self.margin
         if tenants > 1:
-            admitted = (each for each in (*self.running, *self.importing) if each.tenant == sequence.tenant)
-            if sum(each.num_blocks for each in admitted) + blocks <= pool.num_blocks / tenants:
+            if self._tenant_blocks is None:
+                self._tenant_blocks = self._count_tenant_blocks()
+            if self._tenant_blocks[sequence.tenant] + blocks <= pool.num_blocks / tenants:
                 return self.margin
-        if self._growth is None or self._growth_uses >= _GROWTH_USES:
+        # A prediction is for the times at which the sequences that it was made for hold the most. Once others may get
+        # more tokens than those, it needs the times of all.
+        is_old = self._growth_uses >= _GROWTH_USES and not self._growth_is_new
+        if self._growth is None or is_old or self._most_growth > 2 * self._predicted_growth:
             self._growth = KvGrowth(self.lengths, (*self.running, *self.importing), block_tokens)
-            self._growth_uses = 0
+            self._growth_uses, self._growth_is_new, self._predicted_growth = 0, True, self._most_growth
         self._growth_uses += 1
         return max(self.margin, self._growth.most_with(sequence))
 
-    def forget_growth(self) -> None:
-        """Make the prediction of growth anew when it is needed next."""
-        self._growth = None
+    def begin_step(self, waiting: bool) -> None:
+        """Note that sequences have grown by a token. waiting: whether a prediction of their growth is of use."""
+        self._growth_is_new, self._tenant_blocks = False, None
+        if not waiting:
+            self._growth = None
 
     def add(self, sequence: Sequence) -> None:
         """Add a sequence whose state says that it runs or imports."""
@@ -88,6 +97,8 @@ class Admitted:
         self._most_growth += sequence.may_grow
         if self._growth is not None:
             self._growth.add(sequence)
+        if self._tenant_blocks is not None:
+            self._tenant_blocks[sequence.tenant] += sequence.num_blocks
 
     def split(self, sequence: Sequence) -> None:
         """Give back the rows that were kept for the other choices of a running sequence. They have forked now, and the
@@ -110,6 +121,8 @@ class Admitted:
         self._most_growth -= sequence.may_grow
         if self._growth is not None:
             self._growth.remove(sequence)
+        if self._tenant_blocks is not None:
+            self._tenant_blocks[sequence.tenant] -= sequence.num_blocks
         self.held[sequence.tenant] -= sequence.rows_held
         if not self.held[sequence.tenant]:
             del self.held[sequence.tenant]
@@ -120,10 +133,10 @@ class Admitted:
         It has the least urgent priority and, among those, belongs to the tenant with the most rows. An export is
         never preempted, as its KV may be in transfer already, and it needs no further blocks.
         """
-        others = (other for other in reversed(self.running) if not other.exports)
         if len(self.held) < 2:
-            return next(others)
-        less_urgent = (other for other in others if other.order >= sequence.order)
+            return next(other for other in reversed(self.running) if not other.exports)
+        others = reversed(self.running[bisect_left(self.running, sequence.order, key=ORDER) :])
+        less_urgent = (other for other in others if not other.exports)
         return max(less_urgent, key=lambda other: (other.request.priority, self.held[other.tenant]))
 
     def beyond_share(self, sequence: Sequence, tenants: int) -> Iterator[Sequence]:
@@ -144,9 +157,7 @@ class Admitted:
             return
         held, wanted, share = self.held.copy(), rows, self._max_num_seqs / tenants
         if not rows_are_scarce:
-            held, wanted, share = Counter(), blocks, pool.num_blocks / tenants
-            for each in (*self.running, *self.importing):
-                held[each.tenant] += each.num_blocks
+            held, wanted, share = self._count_tenant_blocks(), blocks, pool.num_blocks / tenants
         if held[sequence.tenant] + wanted > share:
             return
         for victim in [other for other in reversed(self.running) if not other.exports]:
@@ -156,6 +167,13 @@ class Admitted:
                 yield victim
                 if fits():
                     return
+
+    def _count_tenant_blocks(self) -> Counter[bytes]:
+        """Return the blocks that the sequences of each tenant hold."""
+        blocks: Counter[bytes] = Counter()
+        for each in (*self.running, *self.importing):
+            blocks[each.tenant] += each.num_blocks
+        return blocks
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if the number of a tenant's rows is wrong."""

@@ -148,8 +148,7 @@ class Scheduler:
         """Return the next step. The `computed` of its sequences already counts the step's tokens. Sequences that import
         KV are not part of it: they get their blocks here and move to `importing`."""
         self._make_room()
-        if not self.waiting:
-            self._admitted.forget_growth()
+        self._admitted.begin_step(bool(self.waiting))
         decodes: list[Sequence] = []
         chunks: list[Sequence] = []
         copies: list[tuple[int, int]] = []
@@ -253,25 +252,28 @@ class Scheduler:
             new_blocks += new
         return True
 
-    def _schedule_chunk(self, sequence: Sequence, step: Step, budget: StepBudget) -> None:
+    def _schedule_chunk(self, sequence: Sequence, step: Step, budget: StepBudget) -> bool:
+        """Let a step compute as many tokens of a prompt as fit. Return False if it computes none."""
         missing = sequence.num_tokens - sequence.computed
         count = budget.chunk(step, sequence.computed, missing)
         if sequence.exports and missing == count and not self._export_draws_fit(sequence, step):
-            return
-        if 0 < missing == count or (count > 0 and not _is_full_of_prompts(step)):
-            if self.allocator.windowed:
-                end, new = self.allocator.extend(sequence, sequence.computed + count)
-                step.plan.new_blocks += new
-                # Blocks that the window has left behind may still be held by others that know the same prefix.
-                count = min(count, end - sequence.computed)
-                if not count:
-                    return
-            draws = len(sequence.choices) if count == missing else 0
-            budget.take(sequence.computed, count)
-            sequence.computed += count
-            if draws:
-                sequence.num_tokens += 1
-            step.put(sequence, count, draws)
+            return False
+        if missing != count and _is_full_of_prompts(step):
+            return False
+        if count > 0 and self.allocator.windowed:
+            end, new = self.allocator.extend(sequence, sequence.computed + count)
+            step.plan.new_blocks += new
+            # Blocks that the window has left behind may still be held by others that know the same prefix.
+            count = min(count, end - sequence.computed)
+        if count <= 0:
+            return False
+        draws = len(sequence.choices) if count == missing else 0
+        budget.take(sequence.computed, count)
+        sequence.computed += count
+        if draws:
+            sequence.num_tokens += 1
+        step.put(sequence, count, draws)
+        return True
 
     def _export_draws_fit(self, sequence: Sequence, step: Step) -> bool:
         """Whether a step may sample the first tokens of one more export. The choices of exports take no rows, so they
@@ -297,7 +299,9 @@ class Scheduler:
             self._queue.remove(sequence)
             self._admitted_tokens += sequence.known
             self.start(sequence)
-            self._schedule_chunk(sequence, step, budget)
+            # A sequence that has its blocks before a step has room for it only makes the next steps look at it.
+            if not self._schedule_chunk(sequence, step, budget):
+                return
 
     def _is_worth_joining(self, step: Step, sequence: Sequence, queued: int) -> bool:
         """Whether the sum of all waits is smaller if a prompt joins this step instead of the next one.
@@ -305,9 +309,9 @@ class Scheduler:
         If it joins, the prompts that end in this step wait for its tokens, as far as they make the step longer. But the
         `queued` prompts, this one included, wait for one step less.
         """
-        ending, tokens = sum(map(bool, step.plan.draws)), step.plan.num_tokens
-        if not self._prefill_only or not ending:
+        if not self._prefill_only or not any(step.plan.draws):
             return True
+        ending, tokens = sum(map(bool, step.plan.draws)), step.plan.num_tokens
         # A prompt that waits has not been looked up in the prefix cache yet.
         computed = sequence.computed or self.allocator.cached_tokens(sequence)
         work = prompt_work(self.context_cost, computed, sequence.num_tokens - computed)

@@ -150,6 +150,10 @@ class Sequence:
         self._prompt_hashes: list[bytes] = []  # of blocks that hold nothing but prompt; common to all choices
         self._hashes: list[bytes] = []  # of the blocks after those
         self._stops = frozenset((*sampling.eos_token_ids, *sampling.stop_token_ids))
+        # The output tokens that the sequence gets in any case, unless its client leaves.
+        self.certain_tokens = sampling.min_tokens if self._stops else self.most_tokens - self.prompt_len
+        if sampling.grammar is not None:
+            self.certain_tokens = 1
 
     def fork(self, choice: int) -> "Sequence":
         """Return a sequence with the same tokens for another choice. The caller gives it its blocks.
@@ -195,13 +199,6 @@ class Sequence:
         return self.known - self.prompt_len
 
     @property
-    def certain_tokens(self) -> int:
-        """The number of output tokens that the sequence gets in any case, unless its client leaves."""
-        if self.sampling.grammar is not None:
-            return 1
-        return self.sampling.min_tokens if self._stops else self.most_tokens - self.prompt_len
-
-    @property
     def pending(self) -> int:
         """The number of tokens that are sampled on the device and not read yet."""
         return self.num_tokens - self.known
@@ -232,7 +229,7 @@ class Sequence:
     @property
     def rows_needed(self) -> int:
         """The number of rows that it needs once its choices have forked. Those of an export fork on the other pod."""
-        return 1 if self.exports else len(self.choices)
+        return 1 if self.exports or self.known > self.prompt_len else self.sampling.n
 
     @property
     def num_blocks(self) -> int:

@@ -12,7 +12,7 @@ from baton_engine.scheduler import Scheduler
 from baton_engine.sequence import Sequence, State
 
 from .harness import EndAtOnce, make_request
-from .test_scheduler import make_scheduler
+from .test_scheduler import make_allocator, make_scheduler
 
 BLOCK = 4
 
@@ -117,6 +117,50 @@ def test_sequences_wait_for_the_blocks_into_which_others_grow(expects: bool) -> 
     # 20 sequences of 48 tokens need 240 blocks.
     assert bool(scheduler.num_preemptions) != expects
     scheduler.check_integrity()
+
+
+def make_crowd(tenants: tuple[bytes, ...]) -> Scheduler:
+    """Return a scheduler whose next step has room for 150 sequences beside 250 that run. The blocks would not suffice
+    if all answers had as many tokens as their limits allow."""
+    scheduler = Scheduler(
+        make_allocator(60_000, 2000), block_size=4, max_num_batched_tokens=2000, max_num_seqs=400, max_export_blocks=1
+    )
+    for _ in range(500):
+        scheduler.learn(200, True)
+    for id in range(400):
+        scheduler.add(make_sequence(id, 8, most=1000, stops=True, tenant=tenants[id % len(tenants)]))
+    for sequence, *_ in scheduler.schedule():
+        sequence.append(3)
+    assert len(scheduler.running) == 250
+    return scheduler
+
+
+def test_a_step_predicts_the_growth_of_each_sequence_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, going_on, predicted = make_crowd((b"",)), AnswerLengths.going_on, 0
+
+    def counted(self: AnswerLengths, tokens: np.ndarray, more: np.ndarray) -> np.ndarray:
+        nonlocal predicted
+        predicted += np.size(tokens)
+        return going_on(self, tokens, more)
+
+    monkeypatch.setattr(AnswerLengths, "going_on", counted)
+    scheduler.schedule()
+    assert len(scheduler.running) == 400
+    assert 0 < predicted <= 400
+
+
+def test_a_step_counts_the_blocks_of_each_sequence_once_for_its_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, num_blocks, counts = make_crowd((b"a", b"b")), Sequence.num_blocks, 0
+
+    def counted(self: Sequence) -> int:
+        nonlocal counts
+        counts += 1
+        return num_blocks.__get__(self)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(Sequence, "num_blocks", property(counted))
+    scheduler.schedule()
+    assert len(scheduler.running) == 400
+    assert 0 < counts <= 400
 
 
 def test_a_lone_sequence_never_waits_for_room_to_grow() -> None:

@@ -439,6 +439,19 @@ def test_a_part_of_a_prompt_does_not_make_those_wait_that_end_in_a_step() -> Non
     assert computed(scheduler.schedule()) == [(other, 600), (long, 300)]
 
 
+def test_sequences_are_not_admitted_long_before_a_step_has_room_for_them() -> None:
+    scheduler = Scheduler(
+        make_allocator(2000, 1000), block_size=4, max_num_batched_tokens=1000, max_num_seqs=20, max_export_blocks=32
+    )
+    sequences = [add(scheduler, arrival, 300) for arrival in range(20)]
+    assert computed(scheduler.schedule()) == [(sequence, 300) for sequence in sequences[:3]]
+    # The next one will begin the next step, and the others wait for it.
+    assert scheduler.running == sequences[:4]
+    step = scheduler.schedule()
+    assert computed(step)[-2:] == [(sequence, 300) for sequence in sequences[4:6]]
+    assert scheduler.running == sequences[:7]
+
+
 def test_chunks_fill_the_budget_and_the_last_one_is_what_is_left(scheduler: Scheduler) -> None:
     sequence = add(scheduler, 0, 19)
     assert [scheduler.schedule().plan.counts for _ in range(3)] == [[8], [8], [3]]
