@@ -69,7 +69,7 @@ def test_one_command_measures_all_engines(shape: Path) -> None:
     entry = report["shapes"]["tiny"]
     assert entry["errors"] == {"vllm": "requests: MemoryError: too many"}, printed
     check_rows(entry["rows"], printed)
-    assert len(list(traces.glob("tiny-*.json"))) == 4
+    assert len(list(traces.glob("tiny-*.json"))) == 5
     assert entry["profile"][-1]["name"] == "prefill, 4 x 41"
     for step in entry["profile"]:
         assert step["groups"]["gemm"]["ms"] > 0
