@@ -16,8 +16,8 @@ from .kernel_configs import LinearConfig, Product
 from .overlap import LINE, let_next_start, lines_ahead, prefetch, wait_for_inputs
 
 _ROWS = gl.constexpr(ROWS)
-# With the weights of an 8B model, a decode step was slower than with the tiles in linear.py, although the products alone
-# were as fast. So the kernel is used for weights of at most this many elements, as those of a 0.6B model have.
+# With the weights of an 8B model, a decode step was slower than with the tiles in linear.py, although the products
+# alone were as fast. So the kernel is used for weights of at most this many elements, as those of a 0.6B model have.
 _MOST_ELEMENTS = 12 << 20
 # Outputs of a program, columns of a step of all its warps, its warps, and the programs that share a multiprocessor.
 _TILES = (

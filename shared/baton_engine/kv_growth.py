@@ -15,8 +15,8 @@ _LIMITS = 32
 class KvGrowth:
     """Predicts how many more blocks sequences hold at times to come, when some have grown and others have ended.
 
-    A time is a number of tokens that each sequence has generated until then. sequences: at least one. block_tokens: by how many tokens a
-    sequence grows until it needs one more block of any group of layers.
+    A time is a number of tokens that each sequence has generated until then. sequences: at least one. block_tokens: by
+    how many tokens a sequence grows until it needs one more block of any group of layers.
     """
 
     def __init__(self, lengths: AnswerLengths, sequences: Iterable[Sequence], block_tokens: float) -> None:
