@@ -13,7 +13,7 @@ from tests.conftest import MakeModel
 from tests.models import VOCAB_SIZE, reference_choices, reference_greedy
 
 from .conftest import LOOP, StartWorker
-from .decode_client import MAX_TOKENS, DecodeClient
+from .decode_client import DecodeClient
 from .pod import Pod
 from .prompts import BLOCK_SIZE, make_prompt, mixed_prompts
 from .stack import Stack
@@ -227,16 +227,19 @@ async def test_answers_share_a_growing_prefix(llama: Path, prefill: Worker, deco
 
 @pytest.mark.parametrize("n", [1, 3])
 async def test_preemption(llama: Path, prefill: Worker, start_worker: StartWorker, n: int) -> None:
-    """The pool holds the prompts but not what they grow to. Answers that may end at a stop token are expected to be
-    short before any has ended, so that all prompts are admitted."""
+    """The pool holds the prompts, and not what any two of them grow to. Answers that may end at a stop token are
+    expected to be short before any has ended, so that all prompts are admitted."""
+    count = 200
     small = await start_worker("decode", num_blocks=24, max_model_len=24 * BLOCK_SIZE, max_num_batched_tokens=CHUNK)
     prompts = [make_prompt(30 + 5 * index, seed=20 + index) for index in range(6)]
     async with DecodeClient(small) as client:
-        said = {token for prompt in prompts for token in reference_greedy(llama, prompt, MAX_TOKENS)}
+        said = {token for prompt in prompts for token in reference_greedy(llama, prompt, count)}
         stop = min(set(range(VOCAB_SIZE)) - said)
-        answers = [await client.submit(prompt, prefill, n=n, stop_token_ids=[stop]) for prompt in prompts]
+        answers = [
+            await client.submit(prompt, prefill, n=n, max_tokens=count, stop_token_ids=[stop]) for prompt in prompts
+        ]
         for prompt, answer in zip(prompts, answers, strict=True):
             for tokens in (await answer.finished()).tokens.values():
-                assert_reference(llama, prompt, tokens)
+                assert_reference(llama, prompt, tokens, count)
     assert (await small.idle()).preemptions > 0
     await prefill.idle()
