@@ -1,4 +1,5 @@
-"""Simulates pd_load.py: prefill and decode on a GPU each beside replicas on the same GPUs, with the same arrivals.
+"""Simulates pd_load.py: prefill and decode on a GPU each beside replicas on the same GPUs, with the same arrivals. With
+--pods 1 it simulates a single aggregated pod.
 
     python loadtest/handover/pd_sim.py --load 20.2,1024,128 --load 34.8,1024,128 --seconds 120 --seeds 3
 
@@ -214,8 +215,10 @@ def main() -> None:
     parser.add_argument("--load", dest="loads", action="append", required=True)
     parser.add_argument("--seconds", type=float, default=60, help="of arrivals, for each seed")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--pods", type=int, default=2, help="of each layout, a GPU each; half of those of pd prefill")
-    parser.add_argument("--chunk-ms", type=float, default=CHUNK_MS, help="of the decode pods of pd")
+    parser.add_argument(
+        "--pods", type=int, default=2, help="of each layout, a GPU each; half of those of pd prefill; 1 = one replica"
+    )
+    parser.add_argument("--chunk-ms", type=float, default=CHUNK_MS, help="of the decode pods of pd, or of one replica")
     parser.add_argument("--decode-delay", type=float, default=CostModel().decode_delay, help="as CostModel has it")
     arguments = parser.parse_args()
     pods, half = arguments.pods, arguments.pods // 2
@@ -223,9 +226,11 @@ def main() -> None:
     print(f"{'load':<22}{'layout':<10}{'TTFT p50':>9}{'p99':>7}{'ITL p50':>9}{'p99':>7}{'local':>7}   to replicas'")
     for load in arguments.loads:
         repeats = arguments.seconds, arguments.seeds
-        replicas = measure(load, 0, pods, costs, CHUNK_MS, *repeats)
-        pd = measure(load, half, pods - half, costs, arguments.chunk_ms, *repeats)
-        for layout, row in (("replicas", replicas), ("pd", pd)):
+        replicas = measure(load, 0, pods, costs, CHUNK_MS if half else arguments.chunk_ms, *repeats)
+        rows = {"replicas": replicas}
+        if half:
+            rows["pd"] = measure(load, half, pods - half, costs, arguments.chunk_ms, *repeats)
+        for layout, row in rows.items():
             print(
                 f"{load[-21:]:<22}{layout:<10}{row.ttft_p50:>9.1f}{row.ttft_p99:>7.1f}{row.itl_p50:>9.1f}"
                 f"{row.itl_p99:>7.1f}{row.local:>7.0%}{row.ttft_p50 / replicas.ttft_p50:>8.2f}"

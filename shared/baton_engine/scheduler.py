@@ -13,13 +13,16 @@ from .step_times import prompt_work
 from .waiting_queue import WaitingQueue
 
 # In steps that also decode, the chunk of prompt tokens grows with the queue, so that _STEPS_TO_CATCH_UP steps compute
-# all queued prompts. It grows to at most _MOST_CHUNK_GROWTH times chunk_tokens to bound the inter-token latency, but it
-# never lets the queue take more than _MOST_STEPS steps: a client that waits a second for its first token gains little
-# from short gaps between tokens. The values were chosen with measured and simulated arrivals at 50 % to 100 % of what
-# a device can serve. With smaller chunks prompts wait longer, with larger ones decodes do. The longest queued prompt
-# does not count for _MOST_STEPS: no request waits behind it, since shorter prompts overtake it.
+# all queued prompts. To bound the inter-token latency, it grows to at most _LONE_CHUNK_GROWTH times chunk_tokens for a
+# lone prompt, and by as many tokens as wait beside the longest one to at most _MOST_CHUNK_GROWTH times: each further
+# step makes all of them wait longer. But the queue never takes more than _MOST_STEPS steps: a client that waits a
+# second for its first token gains little from short gaps between tokens. The values were chosen with measured and
+# simulated arrivals at 50 % to 100 % of what a device can serve. With smaller chunks prompts wait longer, with larger
+# ones decodes do. The longest queued prompt does not count for _MOST_STEPS: no request waits behind it, since shorter
+# prompts overtake it.
 _STEPS_TO_CATCH_UP = 2
-_MOST_CHUNK_GROWTH = 2
+_LONE_CHUNK_GROWTH = 2
+_MOST_CHUNK_GROWTH = 4
 _MOST_STEPS = 24
 # Chunks that grow for _MOST_STEPS have a limit too, so that many long prompts do not stall decodes.
 _MOST_QUEUE_GROWTH = 8
@@ -27,7 +30,7 @@ _MOST_QUEUE_GROWTH = 8
 # pure order of arrival, each of them would wait until the whole long prompt is computed.
 STRETCH = 8
 # From some hundreds of tokens on, a device is busy, and twice as many tokens take twice as long. So a step with this
-# many tokens, all of prompts that end in it, gets no chunk of a further prompt, which would only delay their first
+# many tokens of prompts, all of which end in it, gets no chunk of a further prompt, which would only delay their first
 # tokens.
 _FULL_STEP_TOKENS = 512
 
@@ -234,10 +237,12 @@ class Scheduler:
                     longest = work
         if not queued:
             self._growth = 1.0
-        soon = min(math.ceil(queued / _STEPS_TO_CATCH_UP), self.chunk_tokens * _MOST_CHUNK_GROWTH)
-        late = min((queued - longest) // _MOST_STEPS, self.chunk_tokens * _MOST_QUEUE_GROWTH)
-        self._growth = max(self._growth, soon / self.chunk_tokens, late / self.chunk_tokens)
-        return self._growth * self.chunk_tokens
+        chunk, others = self.chunk_tokens, queued - longest
+        most = min(chunk * _LONE_CHUNK_GROWTH + others, chunk * _MOST_CHUNK_GROWTH)
+        soon = min(math.ceil(queued / _STEPS_TO_CATCH_UP), most)
+        late = min(others // _MOST_STEPS, chunk * _MOST_QUEUE_GROWTH)
+        self._growth = max(self._growth, soon / chunk, late / chunk)
+        return self._growth * chunk
 
     def _grow(self, sequence: Sequence, copies: list[tuple[int, int]], new_blocks: list[NewBlock]) -> bool:
         """Give a decode the blocks that its next token needs. Return False if the decode itself was preempted."""
@@ -367,6 +372,6 @@ class Scheduler:
 
 
 def _is_full_of_prompts(step: Step) -> bool:
-    """Whether a step has enough tokens, all of prompts that end in it."""
+    """Whether a step has enough tokens of prompts, all of which end in it."""
     plan = step.plan
-    return plan.num_tokens >= _FULL_STEP_TOKENS and all(plan.draws) and plan.counts[0] > 1
+    return plan.num_tokens - plan.decodes >= _FULL_STEP_TOKENS and all(plan.draws)

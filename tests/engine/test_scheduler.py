@@ -484,17 +484,54 @@ def test_beside_decodes_prompts_are_computed_in_small_chunks_unless_many_wait() 
     assert computed(scheduler.schedule()) == [(decoding, 1), (late, 4), (prompt, 13)]
 
 
-@pytest.mark.parametrize(("waiting", "chunk"), [(1, 20), (5, 20), (6, 25), (13, 60), (40, 80)])
-def test_the_more_prompts_wait_the_larger_are_chunks_within_the_budget(waiting: int, chunk: int) -> None:
-    """Each prompt has 120 tokens. A chunk has up to twice 10, or as many as it takes to compute all prompts but one in
-    24 steps, up to 8 times 10."""
+@pytest.mark.parametrize(
+    ("lengths", "chunk"),
+    [
+        # Half of what is queued, up to twice 10.
+        ([15], 10),
+        ([30], 15),
+        ([120], 20),
+        # As many more tokens as wait beside the longest prompt, up to 4 times 10.
+        ([120, 13], 33),
+        ([30, 13], 22),
+        ([120] * 12, 55),
+        ([120] * 5, 40),
+        # As many as it takes to compute all prompts but one in 24 steps, up to 8 times 10.
+        ([120] * 13, 60),
+        ([120] * 40, 80),
+    ],
+)
+def test_the_more_prompts_wait_the_larger_are_chunks_within_the_budget(lengths: list[int], chunk: int) -> None:
     scheduler = small_chunks()
     add(scheduler, 0, 3)
     scheduler.schedule()
     read(scheduler.running[0], 9)
-    for arrival in range(1, waiting + 1):
-        add(scheduler, arrival, 120)
-    assert sum(scheduler.schedule().plan.counts) == min(1 + chunk, 100)
+    for arrival, length in enumerate(lengths, 1):
+        add(scheduler, arrival, length)
+    assert sum(scheduler.schedule().plan.counts) == 1 + chunk
+
+
+@pytest.mark.parametrize(
+    ("lengths", "chunks"),
+    [
+        # The first prompt would wait for a part of the second one.
+        ([600, 900], [600]),
+        ([600, 350], [350, 600]),
+        # So few tokens do not keep a device busy.
+        ([300, 900], [300, 700]),
+    ],
+)
+def test_a_part_of_a_prompt_delays_no_prompt_that_ends_beside_decodes(lengths: list[int], chunks: list[int]) -> None:
+    scheduler = Scheduler(
+        make_allocator(9000, 2000), block_size=4, max_num_batched_tokens=2000, max_num_seqs=20, max_export_blocks=32,
+        chunk_tokens=1000,
+    )  # fmt: skip
+    add(scheduler, 0, 3)
+    scheduler.schedule()
+    read(scheduler.running[0], 9)
+    for arrival, length in enumerate(lengths, 1):
+        add(scheduler, arrival, length)
+    assert scheduler.schedule().plan.counts == [1, *chunks]
 
 
 def test_after_a_burst_of_prompts_chunks_are_small_again() -> None:

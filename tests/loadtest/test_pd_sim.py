@@ -50,7 +50,11 @@ def test_first_tokens_are_as_soon_as_on_replicas(load: str) -> None:
     assert pd.local < 0.5
 
 
-def test_the_command_prints_both_layouts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["pd_sim.py", "--load", "10,500,20", "--seconds", "2", "--seeds", "1"])
+@pytest.mark.parametrize(("pods", "layouts"), [("2", ["replicas", "pd"]), ("1", ["replicas"])])
+def test_the_command_prints_each_layout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pods: str, layouts: list[str]
+) -> None:
+    arguments = ["--load", "10,500,20", "--seconds", "2", "--seeds", "1", "--pods", pods]
+    monkeypatch.setattr(sys, "argv", ["pd_sim.py", *arguments])
     pd_sim.main()
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]] == ["replicas", "pd"]
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]] == layouts
