@@ -8,7 +8,7 @@ import triton.language as tl
 
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .quantize import fits_a_row, quantize_rows, rounded_rows, store_rounded
-from .reference.activation import GATES, ClampedGate, ExpertGate, LimitedGate
+from .reference.activation import GATES, ClampedGate, ExpertGate, LimitedGate, gate_mul_reference
 from .reference.quantize import QuantizedRows, RowFormat
 
 
@@ -97,8 +97,9 @@ def _quantize_gate_kernel(
 
 
 def gate_mul(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-    """Compute gate_mul_reference without storing activation(gate). gate_up must be contiguous."""
-    assert activation in GATES, activation
+    """Compute gate_mul_reference, without storing activation(gate) for those of GATES. gate_up must be contiguous."""
+    if activation not in GATES:
+        return gate_mul_reference(gate_up, activation)
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, size)
     block = min(triton.next_power_of_2(size), 2048)
@@ -116,10 +117,10 @@ def quantize_gate(
     scale: torch.Tensor | None = None,
     zero: torch.Tensor | None = None,
 ) -> QuantizedRows:
-    """Compute quantize_gate_reference without storing the gated values. gate_up must be contiguous."""
-    assert activation in GATES, activation
+    """Compute quantize_gate_reference, without storing the gated values for those of GATES. gate_up must be
+    contiguous."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-    if not fits_a_row(form, size):
+    if activation not in GATES or not fits_a_row(form, size):
         return quantize_rows(gate_mul(gate_up, activation), form, scale, zero)
     out = rounded_rows(rows, size, form, scale, zero, gate_up.device)
     _quantize_gate_kernel[(rows,)](

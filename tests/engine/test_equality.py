@@ -46,7 +46,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "shard_size": "200KB",
         },
     ),
+    "llama-gelu": ("llama", {"hidden_act": "gelu"}),
     "llama-derived-head-size": ("llama", {"num_attention_heads": 2, "num_key_value_heads": 2, "hidden_size": 128}),
+    "qwen2-quick-gelu": ("qwen2", {"hidden_act": "quick_gelu"}),
     "qwen2-tied": ("qwen2", {"head_dim": 32, "tie_word_embeddings": True}),
     "qwen2-yarn": ("qwen2", {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 64, "rope": "yarn"}),
     "qwen2-late-windows": (
@@ -283,11 +285,13 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "falcon",
         {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True, "tie_word_embeddings": False},
     ),
+    "falcon-quick-gelu": ("falcon", {"activation": "quick_gelu"}),
     "gpt2": ("gpt2", {"tie_word_embeddings": False}),
     "gpt2-scaled-by-layer": (
         "gpt2",
         {"n_layer": 4, "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False},
     ),
+    "gpt2-silu": ("gpt2", {"activation_function": "silu"}),
     "gpt2-tied-relu": ("gpt2", {"n_inner": 100, "activation_function": "relu", "n_head": 2}),
     "gpt-neox": (
         "gpt_neox",
@@ -515,7 +519,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "dbrx": ("dbrx", {}),
     "apertus": ("apertus", {}),
+    "apertus-relu2": ("apertus", {"hidden_act": "relu2"}),
     "apertus-biases-llama3": ("apertus", {"attention_bias": True, "rope": "llama3"}),
+    "helium-relu": ("helium", {"hidden_act": "relu"}),
     "helium-biases": ("helium", {"attention_bias": True, "mlp_bias": True}),
     "vaultgemma": (
         "vaultgemma",

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.activations import ACT2FN
 
 from baton_engine.config import ConfigError
 from baton_engine.kv_dtype import choose_kv_dtype
@@ -26,7 +27,7 @@ from baton_engine.models.hyperclovax import HyperClovaXConfig
 from baton_engine.models.jetmoe import JetMoeConfig
 from baton_engine.models.laguna import LagunaConfig
 from baton_engine.models.layer_norm_llama import LayerNormConfig
-from baton_engine.models.llama import LlamaConfig
+from baton_engine.models.llama import HIDDEN_ACTS, LlamaConfig
 from baton_engine.models.llama4 import Llama4Config
 from baton_engine.models.longcat_flash import LongcatFlashConfig
 from baton_engine.models.mimo_v2_flash import MiMoV2FlashConfig
@@ -44,6 +45,7 @@ from baton_engine.models.registry import parse_model_config
 from baton_engine.models.sparse_config import SparseConfig
 from baton_engine.models.step3p5 import Step3p5Config
 from baton_engine.shard import RankNumber
+from baton_kernels.reference.activation import ACTIVATIONS
 
 SIZES = {
     "vocab_size": 1000, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 4,
@@ -325,7 +327,7 @@ def test_apertus() -> None:
     config = parse("ApertusForCausalLM", rope_scaling=scaling, **fields)
     assert (config.rope.type, config.rope.theta, config.qk_norm) == ("llama3", 12e6, True)
     assert parse("ApertusForCausalLM", **fields).rope == config.rope
-    for name, value in (("hidden_act", "silu"), ("qk_norm", False), ("mlp_bias", True)):
+    for name, value in (("hidden_act", "tanh"), ("qk_norm", False), ("mlp_bias", True)):
         with pytest.raises(ConfigError, match=name):
             parse("ApertusForCausalLM", **{**fields, name: value})
 
@@ -341,7 +343,7 @@ def test_vaultgemma() -> None:
     assert {(spec.softcap, spec.scale) for spec in config.attention} == {(50.0, 1 / 16)}
     assert (config.activation, config.tie_word_embeddings) == ("gelu_tanh", True)
     with pytest.raises(ConfigError, match="hidden_act"):
-        parse("VaultGemmaForCausalLM", **{**fields, "hidden_activation": "silu"})
+        parse("VaultGemmaForCausalLM", **{**fields, "hidden_activation": "tanh"})
 
 
 def test_helium_persimmon_and_xglm() -> None:
@@ -372,7 +374,7 @@ def test_biogpt_and_gpt_neox_japanese() -> None:
     }  # fmt: skip
     japanese = parse("GPTNeoXJapaneseForCausalLM", **fields)
     assert (japanese.intermediate_size, japanese.num_kv_heads, japanese.rope.rotary_dim(80)) == (10240, 32, 40)
-    for name, value in (("intermediate_multiple_size", 0), ("hidden_act", "silu"), ("num_attention_heads", 7)):
+    for name, value in (("intermediate_multiple_size", 0), ("hidden_act", "tanh"), ("num_attention_heads", 7)):
         with pytest.raises(ConfigError, match="attention heads" if name == "num_attention_heads" else name):
             parse("GPTNeoXJapaneseForCausalLM", **{**fields, name: value})
 
@@ -471,7 +473,7 @@ def test_nanochat_and_jais_2() -> None:
     assert (config.num_kv_heads, config.logit_softcap, config.max_position_embeddings) == (4, 15.0, 2048)
     assert parse("NanoChatForCausalLM", num_key_value_heads=None) == config
     with pytest.raises(ConfigError, match="hidden_act"):
-        parse("NanoChatForCausalLM", **{**fields, "hidden_act": "silu"})
+        parse("NanoChatForCausalLM", **{**fields, "hidden_act": "tanh"})
     with pytest.raises(ConfigError, match="rope"):
         parse("NanoChatForCausalLM", **fields, rope_scaling={"rope_type": "yarn", "factor": 4.0})
     jais = parse("Jais2ForCausalLM", hidden_act="relu2", layer_norm_eps=1e-5, rope_theta=500000.0, head_dim=128)
@@ -1109,7 +1111,7 @@ def test_diffllama() -> None:
         config.part(RankNumber(0, 2))
     default = parse_model_config({"architectures": ["DiffLlamaForCausalLM"]})
     assert (default.num_layers, default.hidden_size, default.num_kv_heads, default.head_dim) == (16, 2048, 64, 64)
-    for name, value in (("num_key_value_heads", 1), ("hidden_act", "gelu")):
+    for name, value in (("num_key_value_heads", 1), ("hidden_act", "tanh")):
         with pytest.raises(ConfigError, match=name):
             parse("DiffLlamaForCausalLM", **{name: value})
 
@@ -1130,7 +1132,7 @@ def test_openai_gpt() -> None:
 def test_bitnet() -> None:
     config = parse("BitNetForCausalLM", hidden_act="relu2", rms_norm_eps=1e-5, rope_theta=5e5, tie_word_embeddings=True)
     assert (config.activation, config.rms_norm_eps, config.rope.theta, config.head_dim) == ("relu2", 1e-5, 5e5, 128)
-    for name, value in (("hidden_act", "gelu"), ("head_dim", 64)):
+    for name, value in (("hidden_act", "tanh"), ("head_dim", 64)):
         with pytest.raises(ConfigError, match=name):
             parse("BitNetForCausalLM", **{name: value})
 
@@ -1380,7 +1382,7 @@ def test_muse_glimmer() -> None:
     assert config.rotated == {0, 2, 3, 4}
     for name, value in (
         ("final_logit_softcapping", 0.0), ("layer_rope_theta", [1e4] * 6), ("layer_rope_theta", [0]),
-        ("hidden_activation", "gelu"),
+        ("hidden_activation", "tanh"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match="hidden_act" if name == "hidden_activation" else name):
             parse("MuseGlimmerForConditionalGeneration", text_config={**text, name: value})
@@ -1431,7 +1433,7 @@ def test_llama_3_2_vision() -> None:
     all_layers = parse("MllamaForCausalLM", cross_attention_layers=[], tie_word_embeddings=True)
     assert (all_layers.num_layers, all_layers.tie_word_embeddings) == (8, False)
     for name, value in (
-        ("cross_attention_layers", [-1]), ("cross_attention_layers", 3), ("hidden_act", "gelu"), ("head_dim", 64),
+        ("cross_attention_layers", [-1]), ("cross_attention_layers", 3), ("hidden_act", "tanh"), ("head_dim", 64),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=name):
             parse("MllamaForCausalLM", **{name: value})
@@ -1752,11 +1754,24 @@ def test_decilm_7b() -> None:
 def test_gemma_1_says_gelu_and_means_its_approximation() -> None:
     assert parse("GemmaForCausalLM", hidden_act="gelu").activation == "gelu_tanh"
     with pytest.raises(ConfigError, match="hidden_act"):
-        parse("GemmaForCausalLM", hidden_act="silu")
+        parse("GemmaForCausalLM", hidden_act="tanh")
 
 
 def test_swish_is_silu() -> None:
     assert parse("LlamaForCausalLM", hidden_act="swish").activation == "silu"
+
+
+@pytest.mark.parametrize("name", HIDDEN_ACTS)
+def test_activations_are_those_of_transformers(name: str) -> None:
+    x = torch.randn(1000, dtype=torch.float64) * 4
+    assert torch.allclose(ACTIVATIONS[HIDDEN_ACTS[name]](x), ACT2FN[name](x), rtol=1e-6, atol=1e-6)
+
+
+def test_families_whose_code_has_one_gate_alone() -> None:
+    """Experts, and families whose authors' code is not in transformers."""
+    for name in ("Qwen3MoeForCausalLM", "BaichuanForCausalLM", "InternLMForCausalLM", "ExaoneForCausalLM"):
+        with pytest.raises(ConfigError, match="hidden_act"):
+            parse(name, hidden_act="gelu", activation_function="gelu")
 
 
 def test_a_head_that_is_said_to_be_tied_in_one_of_two_places() -> None:

@@ -18,7 +18,23 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return x * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-@pytest.mark.parametrize("activation", [silu, gelu_tanh])
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    return x / (1 + (-1.702 * x).exp())
+
+
+def relu(x: torch.Tensor) -> torch.Tensor:
+    return x.clamp(min=0)
+
+
+def relu2(x: torch.Tensor) -> torch.Tensor:
+    return x.clamp(min=0) ** 2
+
+
+@pytest.mark.parametrize("activation", [silu, gelu_tanh, gelu, quick_gelu, relu, relu2])
 @pytest.mark.parametrize("size", [32, 100, 3000])
 def test_matches_float64(device: torch.device, size: int, activation: Callable[[torch.Tensor], torch.Tensor]) -> None:
     from baton_kernels.activation import gate_mul
@@ -32,7 +48,7 @@ def test_matches_float64(device: torch.device, size: int, activation: Callable[[
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "relu"])
 def test_gates_that_are_rounded_at_once_have_the_same_codes(device: torch.device, activation: str, name: str) -> None:
     from baton_kernels.activation import gate_mul, quantize_gate
     from baton_kernels.quantize import quantize_rows

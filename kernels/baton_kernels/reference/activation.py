@@ -11,19 +11,20 @@ from .quantize import QuantizedRows, RowFormat, quantize_rows_reference
 
 # Takes a tensor, and returns one of the same shape and dtype.
 Activation = Callable[[torch.Tensor], torch.Tensor]
-# gelu_tanh is the approximation of GELU by tanh. gate_mul has kernels for the gates that models have: GATES.
+# gelu_tanh is the approximation of GELU by tanh. GATES are those of most models: kernels compute them.
 ACTIVATIONS: dict[str, Activation] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "relu": functional.relu,
     "relu2": lambda x: functional.relu(x).square(),
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
 }
 GATES = ("silu", "gelu_tanh")
 
 
 def gate_mul_reference(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-    """gate_up: [T, 2 * size], gate first. activation: one of GATES.
+    """gate_up: [T, 2 * size], gate first. activation: a key of ACTIVATIONS.
 
     Returns [T, size]; the activation is rounded to the dtype before the product.
     """

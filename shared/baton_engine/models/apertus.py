@@ -11,7 +11,7 @@ from baton_engine.layers.xielu import XIelu
 from baton_engine.source import Source
 
 from .layer_norm_llama import plain_mlp
-from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
+from .llama import HIDDEN_ACTS, Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
 
 _CONTEXT = 65536
 _THETA = 12e6
@@ -30,7 +30,8 @@ class ApertusLayer(LlamaLayer):
 
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
         source = source.at("mlp")
-        return plain_mlp(config, source, ("up_proj", "down_proj"), XIelu(source.at("act_fn")))
+        activation = XIelu(source.at("act_fn")) if config.activation == "xielu" else None
+        return plain_mlp(config, source, ("up_proj", "down_proj"), activation)
 
 
 class Apertus(Llama):
@@ -48,7 +49,8 @@ class Apertus(Llama):
             file,
             Defaults(_CONTEXT, rms_norm_eps=1e-5),
             rope=read_rope(file, context, theta=_THETA),
-            activations={"xielu": "xielu"},
+            activation="xielu",
+            activations={"xielu": "xielu", **HIDDEN_ACTS},
             qkv_bias=bias,
             output_bias=bias,
             qk_norm=True,

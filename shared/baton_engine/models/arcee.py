@@ -27,7 +27,7 @@ class Arcee(Llama):
             LlamaConfig,
             file,
             Defaults(4096, rms_norm_eps=1e-5),
-            activations={"relu2": "relu2"},
+            activation="relu2",
             qkv_bias=bias,
             output_bias=bias,
             mlp_bias=mlp_bias,

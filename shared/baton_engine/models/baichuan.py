@@ -11,7 +11,7 @@ from baton_engine.layers.rope import Rope
 from baton_engine.source import Source
 
 from .bloom import with_alibi
-from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, fused_qkv, read_llama_config
+from .llama import SILU, Defaults, Llama, LlamaConfig, LlamaLayer, fused_qkv, read_llama_config
 from .unrotated import NO_ROPE
 
 # Only this field of a config.json differs between the two generations. Fine-tuned models may have more tokens.
@@ -50,6 +50,7 @@ class Baichuan(Llama):
             BaichuanConfig,
             file,
             Defaults(context),
+            activations=SILU,
             rope=Rope("default", 10000.0) if rotated else NO_ROPE,
             unit_head=file.count("vocab_size") >= _TOKENS_OF_BAICHUAN_2,
         )

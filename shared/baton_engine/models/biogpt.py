@@ -38,7 +38,7 @@ class BioGpt(WithLearnedPositions):
             # transformers does not read layer_norm_eps.
             eps=1e-5,
             rope=NO_ROPE,
-            activations={"gelu": "gelu", "relu": "relu"},
+            activation="gelu",
             qkv_bias=True,
             output_bias=True,
             mlp_bias=True,

@@ -43,7 +43,7 @@ class BitNet(Llama):
             LlamaConfig,
             file,
             Defaults(2048, num_kv_heads=5, rms_norm_eps=1e-5, rope_theta=5e5),
-            activations={"relu2": "relu2", "silu": "silu"},
+            activation="relu2",
             qkv_bias=bias,
             output_bias=bias,
         )

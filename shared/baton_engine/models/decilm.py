@@ -23,7 +23,7 @@ from baton_engine.shard import Place, head_part
 from baton_engine.source import Source
 
 from .heads_by_layer import WithHeadsByLayer
-from .llama import Defaults, Layer, Llama, LlamaConfig, LlamaLayer, read_llama_config
+from .llama import SILU, Defaults, Layer, Llama, LlamaConfig, LlamaLayer, read_llama_config
 
 # The fields of an attention and of an MLP, with the values that change nothing.
 _ATTENTION: dict[str, tuple[Any, ...]] = {
@@ -167,6 +167,7 @@ class DeciLm(Llama):
             DeciLmConfig,
             ConfigFile({**file.fields, **fields}),
             Defaults(2048),
+            activations=SILU,
             qkv_bias=bias,
             output_bias=bias,
             mlp_bias=mlp_bias,

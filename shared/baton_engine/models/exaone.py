@@ -3,7 +3,7 @@
 from baton_engine.config_file import ConfigFile
 from baton_engine.source import Source
 
-from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
+from .llama import SILU, Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
 
 
 class ExaoneLayer(LlamaLayer):
@@ -30,5 +30,6 @@ class Exaone(Llama):
             LlamaConfig,
             ConfigFile({**file.fields, **sizes, "hidden_act": file.fields.get("activation_function")}),
             Defaults(2048, tie_word_embeddings=True),
+            activations=SILU,
             eps=file.number("layer_norm_epsilon", 1e-5),
         )

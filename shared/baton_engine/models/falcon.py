@@ -19,11 +19,13 @@ from baton_kernels.reference.activation import ACTIVATIONS
 
 from .bloom import alibi_slopes
 from .decoder import Decoder
+from .llama import HIDDEN_ACTS
 from .rotary_config import RotaryConfig
 
 
 class FalconConfig(RotaryConfig, frozen=True, kw_only=True):
     layer_norm_epsilon: float
+    activation: str
     bias: bool
     parallel: bool  # the MLP reads the input of attention instead of its output
     two_norms: bool  # attention and MLP have separate norms, although they run in parallel
@@ -50,7 +52,7 @@ class FalconLayer:
         self.attention = Attention(config, layer, source, qkv, output, rotary)
         alone = config.parallel and not config.two_norms
         self.mlp_norm = None if alone else LayerNorm(source.at(names[1]), hidden, eps)
-        self.mlp = Mlp(up, down, ACTIVATIONS["gelu"])
+        self.mlp = Mlp(up, down, ACTIVATIONS[config.activation])
         self.parallel = config.parallel
 
     def __call__(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
@@ -79,7 +81,6 @@ class Falcon(Decoder):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> FalconConfig:
-        file.choice("activation", "gelu", ("gelu",))
         layers, heads = file.count("num_hidden_layers", 32), file.count("num_attention_heads", 71)
         hidden, context = file.count("hidden_size", 4544), file.count("max_position_embeddings", 2048)
         newer, parallel = file.flag("new_decoder_architecture"), file.flag("parallel_attn", True)
@@ -103,6 +104,7 @@ class Falcon(Decoder):
             attention=(AttentionSpec(scale=scale, alibi=_slopes(heads, scale) if file.flag("alibi") else None),)
             * layers,
             layer_norm_epsilon=file.number("layer_norm_epsilon", 1e-5),
+            activation=HIDDEN_ACTS[file.choice("activation", "gelu", tuple(HIDDEN_ACTS))],
             bias=file.flag("bias"),
             parallel=parallel,
             two_norms=newer and parallel and file.count("num_ln_in_parallel_attn", 2) == 2,

@@ -6,7 +6,7 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.source import Source
 
-from .llama import Defaults, Llama, LlamaConfig, read_llama_config
+from .llama import HIDDEN_ACTS, Defaults, Llama, LlamaConfig, read_llama_config
 
 
 class Gemma(Llama):
@@ -23,7 +23,8 @@ class Gemma(Llama):
             file,
             Defaults(8192, num_kv_heads=16, head_dim=256, tie_word_embeddings=True),
             # The first releases say gelu and mean its approximation.
-            activations={"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu_tanh"},
+            activation="gelu_pytorch_tanh",
+            activations={**HIDDEN_ACTS, "gelu": "gelu_tanh"},
             norm_offset=1.0,
             qkv_bias=bias,
             output_bias=bias,

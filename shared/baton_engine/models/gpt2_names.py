@@ -8,8 +8,6 @@ from baton_engine.source import Source
 from .layer_norm_llama import LayerNormLlama, PlainMlpLayer
 from .llama import Defaults, Kind, llama_fields, read_llama_config
 
-_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
-
 
 class Gpt2NamedLayer(PlainMlpLayer):
     blocks = ("attn", "mlp")
@@ -52,7 +50,7 @@ def read_gpt2_like(
         defaults,
         windows,
         eps=file.number("layer_norm_epsilon", 1e-5),
-        activations=_ACTIVATIONS,
+        activation="gelu_new",
         mlp_bias=True,
         **facts,
     )

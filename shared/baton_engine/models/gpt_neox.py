@@ -18,9 +18,8 @@ from baton_engine.source import Source
 from baton_kernels.reference.activation import ACTIVATIONS
 
 from .decoder import Decoder
+from .llama import HIDDEN_ACTS
 from .rotary_config import RotaryConfig
-
-_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "relu": "relu"}
 
 
 class GptNeoXConfig(RotaryConfig, frozen=True, kw_only=True):
@@ -108,7 +107,7 @@ class GptNeoX(Decoder):
             eos_token_ids=file.eos_token_ids,
             attention=(AttentionSpec(scale=(hidden // heads) ** -0.5),) * layers,
             layer_norm_eps=file.number("layer_norm_eps", 1e-5),
-            activation=_ACTIVATIONS[file.choice("hidden_act", "gelu", tuple(_ACTIVATIONS))],
+            activation=HIDDEN_ACTS[file.choice("hidden_act", "gelu", tuple(HIDDEN_ACTS))],
             bias=file.flag("attention_bias", True),
             parallel=file.flag("use_parallel_residual", True),
             rope=rope,

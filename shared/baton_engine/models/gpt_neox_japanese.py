@@ -56,5 +56,5 @@ class GptNeoXJapanese(LayerNormLlama):
             Defaults(2048, tie_word_embeddings=True),
             eps=file.number("layer_norm_eps", 1e-5),
             rope=read_neox_rope(file, file.count("max_position_embeddings", 2048), 1.0),
-            activations={"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "relu": "relu"},
+            activation="gelu",
         )

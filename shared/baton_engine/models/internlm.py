@@ -4,7 +4,7 @@ rotation."""
 from baton_engine.config_file import ConfigFile
 from baton_engine.layers.rope import Rope
 
-from .llama import Defaults, Llama, LlamaConfig, read_llama_config
+from .llama import SILU, Defaults, Llama, LlamaConfig, read_llama_config
 
 
 class InternLm(Llama):
@@ -14,4 +14,6 @@ class InternLm(Llama):
         # Dynamic scaling begins beyond max_position_embeddings.
         rotary.choice("type", "dynamic", ("dynamic", "origin"))
         rope = Rope("default", rotary.number("base", 10000.0))
-        return read_llama_config(LlamaConfig, file, Defaults(2048), rope=rope, qkv_bias=bias, output_bias=bias)
+        return read_llama_config(
+            LlamaConfig, file, Defaults(2048), rope=rope, activations=SILU, qkv_bias=bias, output_bias=bias
+        )

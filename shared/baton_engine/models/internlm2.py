@@ -6,7 +6,7 @@ from baton_engine.layers.fused_qkv import order_by_kv_head
 from baton_engine.layers.linear import Linear
 from baton_engine.source import Source
 
-from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, fused_qkv, read_llama_config
+from .llama import SILU, Defaults, Llama, LlamaConfig, LlamaLayer, fused_qkv, read_llama_config
 
 
 class InternLm2Layer(LlamaLayer):
@@ -27,4 +27,4 @@ class InternLm2(Llama):
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
         bias = file.flag("bias", True)
-        return read_llama_config(LlamaConfig, file, Defaults(2048), qkv_bias=bias, output_bias=bias)
+        return read_llama_config(LlamaConfig, file, Defaults(2048), activations=SILU, qkv_bias=bias, output_bias=bias)

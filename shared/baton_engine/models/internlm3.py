@@ -3,7 +3,7 @@ others."""
 
 from baton_engine.config_file import ConfigFile
 
-from .llama import Defaults, Llama, LlamaConfig, read_llama_config
+from .llama import SILU, Defaults, Llama, LlamaConfig, read_llama_config
 
 
 class InternLm3(Llama):
@@ -11,5 +11,11 @@ class InternLm3(Llama):
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
         bias, defaults = file.flag("bias"), Defaults(32768, 32, tie_word_embeddings=True)
         return read_llama_config(
-            LlamaConfig, file, defaults, qkv_bias=file.flag("qkv_bias"), output_bias=bias, mlp_bias=bias
+            LlamaConfig,
+            file,
+            defaults,
+            activations=SILU,
+            qkv_bias=file.flag("qkv_bias"),
+            output_bias=bias,
+            mlp_bias=bias,
         )

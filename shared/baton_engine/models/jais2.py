@@ -16,7 +16,7 @@ class Jais2(Nemotron):
             file,
             Defaults(8192),
             eps=file.number("layer_norm_eps", 1e-5),
-            activations={"relu2": "relu2"},
+            activation="relu2",
             qkv_bias=bias,
             output_bias=bias,
             mlp_bias=file.flag("mlp_bias", True),

@@ -12,7 +12,7 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.layers.rope import rope_fields
 
 from .granite import Granite, GraniteConfig, Multipliers
-from .llama import Defaults, LlamaConfig, read_llama_config
+from .llama import SILU, Defaults, LlamaConfig, read_llama_config
 
 _CONTEXT = 2048
 
@@ -43,6 +43,7 @@ class MiniCpm(Granite):
             MiniCpmConfig,
             _with_longrope(file),
             Defaults(_CONTEXT, tie_word_embeddings=True),
+            activations=SILU,
             qkv_bias=bias,
             output_bias=bias,
             multipliers=Multipliers(

@@ -9,7 +9,7 @@ from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.source import Source
 
-from .llama import Defaults, Layer, LlamaConfig, read_llama_config
+from .llama import SILU, Defaults, Layer, LlamaConfig, read_llama_config
 from .molmo2 import Molmo2, MolmoLayer
 from .olmo2 import NormedAfterLayer, NormedQkv
 
@@ -69,6 +69,7 @@ class Molmo(Molmo2):
             MolmoConfig,
             ConfigFile({**file.fields, **own}),
             Defaults(2048),
+            activations=SILU,
             eps=file.number("layer_norm_eps", 1e-5),
             qkv_bias=file.flag("qkv_bias"),
             like_olmo=after,

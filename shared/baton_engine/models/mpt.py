@@ -59,6 +59,7 @@ class Mpt(LayerNormLlama):
             scale=None if attention.fields.get("softmax_scale") is None else attention.number("softmax_scale"),
             eps=file.number("layer_norm_epsilon", 1e-5),
             rope=NO_ROPE,
+            activation="gelu",
             activations={"gelu": "gelu"},
             norm_bias=False,
             limit=attention.number("clip_qkv", 0.0),

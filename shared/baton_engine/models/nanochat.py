@@ -63,7 +63,7 @@ class NanoChat(Llama):
             file,
             Defaults(2048),
             rope=read_rope_before_norms(file, file.count("max_position_embeddings", 2048)),
-            activations={"relu2": "relu2"},
+            activation="relu2",
             qkv_bias=bias,
             output_bias=bias,
             qk_norm=True,

@@ -23,7 +23,7 @@ class Nemotron(LayerNormLlama):
             Defaults(4096),
             eps=file.number("norm_eps", 1e-5),
             rope=read_rope(file, file.count("max_position_embeddings", 4096), partial=0.5),
-            activations={"relu2": "relu2"},
+            activation="relu2",
             norm_offset=1.0,
             qkv_bias=bias,
             output_bias=bias,

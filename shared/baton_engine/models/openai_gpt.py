@@ -43,6 +43,7 @@ class OpenAiGpt(WithLearnedPositions):
             Defaults(512, tie_word_embeddings=True),
             eps=file.number("layer_norm_epsilon", 1e-5),
             rope=NO_ROPE,
+            activation="gelu",
             activations=_ACTIVATIONS,
             qkv_bias=True,
             output_bias=True,

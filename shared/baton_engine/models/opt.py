@@ -96,7 +96,7 @@ class Opt(WithLearnedPositions):
             Defaults(2048, tie_word_embeddings=True),
             eps=1e-5,
             rope=NO_ROPE,
-            activations={"relu": "relu", "gelu": "gelu"},
+            activation="relu",
             norm_weight=affine,
             norm_bias=affine,
             qkv_bias=bias,

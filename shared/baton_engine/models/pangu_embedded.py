@@ -2,7 +2,7 @@
 
 from baton_engine.config_file import ConfigFile
 
-from .llama import Defaults, Llama, LlamaConfig, read_llama_config
+from .llama import SILU, Defaults, Llama, LlamaConfig, read_llama_config
 
 # Later models of the same architecture's name differ from Llama by these. The values change nothing.
 _OF_LATER_ONES: dict[str, tuple[object, ...]] = {
@@ -18,4 +18,4 @@ class PanguEmbedded(Llama):
             file.require_absent(name, *values)
         bias, defaults = file.flag("bias", True), Defaults(32768, 8, rms_norm_eps=1e-5, rope_theta=16e6)
         file.require_absent("qkv_bias", bias)
-        return read_llama_config(LlamaConfig, file, defaults, qkv_bias=bias, output_bias=bias)
+        return read_llama_config(LlamaConfig, file, defaults, activations=SILU, qkv_bias=bias, output_bias=bias)

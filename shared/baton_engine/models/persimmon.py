@@ -61,7 +61,7 @@ class Persimmon(LayerNormLlama):
             Defaults(_CONTEXT),
             eps=file.number("layer_norm_eps", 1e-5),
             rope=read_rope(file, file.count("max_position_embeddings", _CONTEXT), partial=0.5),
-            activations={"relu2": "relu2"},
+            activation="relu2",
             qkv_bias=True,
             output_bias=True,
             mlp_bias=True,

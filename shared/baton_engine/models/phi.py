@@ -27,7 +27,7 @@ class Phi(LayerNormLlama):
             Defaults(2048),
             eps=file.number("layer_norm_eps", 1e-5),
             rope=read_rope(file, file.count("max_position_embeddings", 2048), partial=0.5),
-            activations={"gelu_new": "gelu_tanh"},
+            activation="gelu_new",
             qkv_bias=True,
             output_bias=True,
             mlp_bias=True,

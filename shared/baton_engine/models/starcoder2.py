@@ -23,7 +23,7 @@ class Starcoder2(LayerNormLlama):
             Defaults(4096, num_kv_heads=2, tie_word_embeddings=True),
             same_window(file),
             eps=file.number("norm_epsilon", 1e-5),
-            activations={"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"},
+            activation="gelu_pytorch_tanh",
             qkv_bias=bias,
             output_bias=bias,
             mlp_bias=bias,

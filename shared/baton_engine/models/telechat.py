@@ -13,7 +13,7 @@ from baton_engine.layers.rope import Rope
 from baton_engine.shard import Columns, Heads
 from baton_engine.source import Source
 
-from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
+from .llama import SILU, Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
 from .qwen import ntk_alpha
 
 # For each of Llama's names, the family's own name and default.
@@ -71,6 +71,7 @@ class Telechat(Llama):
             # The family's configuration class leaves this to that of transformers.
             Defaults(trained, tie_word_embeddings=True),
             rope=Rope("default", 10000.0 * alpha ** (dim / (dim - 2))),
+            activations=SILU,
             eps=file.number("layer_norm_epsilon", 1e-5),
             output_bias=True,
             mlp_bias=True,

@@ -41,7 +41,7 @@ class VaultGemma(Gemma):
             Defaults(8192, num_kv_heads=4, head_dim=256, tie_word_embeddings=True),
             windows_in_turn(file, layers, 2),
             scale=file.number("query_pre_attn_scalar", 256) ** -0.5,
-            activations={"gelu_pytorch_tanh": "gelu_tanh"},
+            activation="gelu_pytorch_tanh",
             norm_offset=1.0,
             qkv_bias=bias,
             output_bias=bias,

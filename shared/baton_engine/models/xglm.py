@@ -49,7 +49,7 @@ class Xglm(LayerNormLlama):
             Defaults(2048, tie_word_embeddings=True),
             eps=1e-5,
             rope=NO_ROPE,
-            activations={"gelu": "gelu", "relu": "relu"},
+            activation="gelu",
             qkv_bias=True,
             output_bias=True,
             mlp_bias=True,
