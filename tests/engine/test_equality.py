@@ -291,7 +291,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt2",
         {"n_layer": 4, "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False},
     ),
-    "gpt2-silu": ("gpt2", {"activation_function": "silu"}),
+    "gpt2-unscaled-silu": (
+        "gpt2",
+        {"scale_attn_weights": False, "reorder_and_upcast_attn": True, "activation_function": "silu", "seed": 1},
+    ),
     "gpt2-tied-relu": ("gpt2", {"n_inner": 100, "activation_function": "relu", "n_head": 2}),
     "gpt-neox": (
         "gpt_neox",
@@ -356,6 +359,14 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": (
         "phi",
         {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+    ),
+    "phi-head-norms-tied": (
+        "phi",
+        {
+            "qk_layernorm": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
     ),
     "nemotron": (
         "nemotron",
@@ -480,6 +491,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan-biases": ("hunyuan_v1_dense", {"attention_bias": True, "rms_norm_eps": 0.1}),
     "hunyuan-moe": ("hunyuan_v1_moe", {}),
     "opt": ("opt", {"tie_word_embeddings": False}),
+    "opt-no-final-norm": ("opt", {"_remove_final_layer_norm": True, "activation_function": "gelu_new"}),
     "opt-350m": (
         "opt",
         {"do_layer_norm_before": False, "word_embed_proj_dim": 40, "tie_word_embeddings": True},
@@ -489,8 +501,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"activation_function": "gelu", "enable_bias": False, "layer_norm_elementwise_affine": False},
     ),
     "gptj": ("gptj", {}),
+    "gptj-tied": ("gptj", {"tie_word_embeddings": True, "seed": 5}),
     "codegen": ("codegen", {"n_inner": 100}),
     "gpt-bigcode": ("gpt_bigcode", {"tie_word_embeddings": False}),
+    "gpt-bigcode-unscaled": ("gpt_bigcode", {"scale_attn_weights": False, "tie_word_embeddings": False}),
     "gpt-bigcode-a-key-per-head": ("gpt_bigcode", {"multi_query": False, "activation_function": "gelu"}),
     "mpt": ("mpt", {"tie_word_embeddings": False}),
     "mpt-limited-twelve-heads": (
@@ -503,6 +517,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "phimoe-biases": ("phimoe", {"attention_bias": True, "lm_head_bias": True, "sliding_window": 21}),
+    "phimoe-tied-biases": ("phimoe", {"tie_word_embeddings": True, "lm_head_bias": True}),
     "phimoe-longrope": (
         "phimoe",
         {

@@ -61,7 +61,7 @@ FAMILIES = (
     "orion", "mimo", "aquila", "pangu-embedded-biases", "chatglm", "chatglm-a-key-per-head-far", "baichuan",
     "baichuan-2", "minicpm", "deepseek-moe-biases-every-second-layer", "ling-biases-normed-head", "ling-2",
     "ling-2-biases-one-group", "telechat", "telechat-groups-tied-longer", "nemotron-super",
-    "minicpm-v-2", "minicpm-v-4-5", "phi3-v-su", "molmo", "molmo-olmo",
+    "minicpm-v-2", "minicpm-v-4-5", "phi3-v-su", "molmo", "molmo-olmo", "phi-head-norms-tied", "opt-no-final-norm",
 )  # fmt: skip
 
 

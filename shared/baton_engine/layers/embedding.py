@@ -64,9 +64,10 @@ class Embedding:
         x = functional.embedding(ids, self.weight) if self._ranks.count == 1 else self._sum(ids)
         return x if self._scale is None else x.mul_(self._scale)
 
-    def as_head(self) -> Dense:
-        """Return the output layer that has the same weights as this embedding, and gives the logits of its tokens."""
-        return Dense(self.weight if self._source.stage.is_first else self._take(), None, self._ops)
+    def as_head(self, bias: torch.Tensor | None) -> Dense:
+        """Return the output layer that has the same weights as this embedding, and gives the logits of its tokens.
+        bias: of these tokens; None = 0."""
+        return Dense(self.weight if self._source.stage.is_first else self._take(), bias, self._ops)
 
     def _take(self) -> torch.Tensor:
         return self._source.take("weight", self._stored_shape, (self._own,))
@@ -179,14 +180,15 @@ def _no_logits(hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.T
 def head(source: Source, embedding: Embedding, tied: bool, name: str = "lm_head", bias: bool = False) -> Head:
     """Return the layer that turns hidden states [R, hidden] into logits [R, vocab].
 
-    tied: the layer shares the weights of the embedding; otherwise its weights, and maybe a bias, have this name in the
-    source.
+    tied: the layer shares the weights of the embedding; otherwise they have this name in the source. A bias always has
+    it.
     """
     vocab_size, hidden_size = embedding.shape
     if not source.stage.is_last:
         return Head(_no_logits, vocab_size, source.ranks, source.dtype)
     if tied:
-        return Head(embedding.as_head(), vocab_size, source.ranks, source.dtype)
+        added = source.take(f"{name}.bias", (vocab_size,), (_own_tokens(vocab_size, source.ranks),)) if bias else None
+        return Head(embedding.as_head(added), vocab_size, source.ranks, source.dtype)
     shard = _Tokens(source.ranks)
     linear = Linear(source, [name], [vocab_size], hidden_size, bias=bias, shard=shard, sensitive=True)
     return Head(linear, vocab_size, source.ranks, source.dtype)

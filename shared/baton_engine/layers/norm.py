@@ -131,9 +131,10 @@ class LayerNorm:
 class NoNorm:
     """Takes the place of a norm after the last layer in models that have none."""
 
-    def add(self, x: torch.Tensor, residual: None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return x twice. The layers before it must leave no residual."""
-        return x, x
+    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the sum of both twice. None stands for zeros."""
+        total = x if residual is None else residual.add_(x)
+        return total, total
 
 
 class HeadLayerNorms:

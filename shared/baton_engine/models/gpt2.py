@@ -42,6 +42,7 @@ class Gpt2(Gpt2Named, WithLearnedPositions):
             gpt2_fields(file, 768, 12, 12, 1024),
             50257,
             Defaults(1024, tie_word_embeddings=True),
+            scale=None if file.flag("scale_attn_weights", True) else 1.0,
             rope=NO_ROPE,
             qkv_bias=True,
             output_bias=True,

@@ -26,7 +26,6 @@ class Gpt2Named(LayerNormLlama):
 
 def gpt2_fields(file: ConfigFile, hidden: int, layers: int, heads: int, context: int) -> ConfigFile:
     """Return a config.json with Llama's names for GPT-2's sizes. hidden, layers, heads, context: their defaults."""
-    file.require_absent("scale_attn_weights", True)
     file = llama_fields(
         file, "activation_function", hidden_size=("n_embd", hidden), num_hidden_layers=("n_layer", layers),
         num_attention_heads=("n_head", heads), max_position_embeddings=("n_positions", context),

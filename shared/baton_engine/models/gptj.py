@@ -21,8 +21,8 @@ class GptJ(Gpt2Named):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
-        # A tied head would have a bias beside the weights of the embedding.
-        file.require_absent("tie_word_embeddings", False)
+        # transformers scales the scores of all models of the family.
+        file.require_absent("scale_attn_weights", True)
         file = gpt2_fields(file, 4096, 28, 16, 2048)
         dim = file.count("head_dim")
         rotated = file.at_most("rotary_dim", dim, 64)

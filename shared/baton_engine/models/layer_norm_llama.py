@@ -9,7 +9,7 @@ from baton_engine.context import Context
 from baton_engine.layers.embedding import Head, head
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import Mlp
-from baton_engine.layers.norm import LayerNorm
+from baton_engine.layers.norm import HeadLayerNorms, LayerNorm
 from baton_engine.shard import Columns, Rows, head_part
 from baton_engine.source import Source
 from baton_kernels.reference.activation import ACTIVATIONS, Activation
@@ -142,3 +142,18 @@ def head_norms(config: LlamaConfig, source: Source, names: Callable[[str, int], 
     joined = torch.cat(weights)
     order = config.rope.order(1, 0, config.head_dim)
     return joined if order is None else joined[:, order]
+
+
+def with_shared_head_norms(config: LlamaConfig, source: Source, qkv: Callable[[Any], torch.Tensor]) -> HeadLayerNorms:
+    """Return a projection with a LayerNorm that all query heads share, and one that all key heads share."""
+    dim, order = config.head_dim, config.rope.order(1, 0, config.head_dim)
+    parts = []
+    for part in ("weight", "bias"):
+        rows = []
+        for kind, heads in (("q", config.num_heads), ("k", config.num_kv_heads)):
+            own = head_part(heads, source.ranks)
+            row = source.take(f"{kind}_layernorm.{part}", (dim,), dtype=torch.float32)
+            rows.append(row.expand(own.stop - own.start, dim))
+        joined = torch.cat(rows)
+        parts.append(joined if order is None else joined[:, order])
+    return HeadLayerNorms(qkv, parts[0], config.rms_norm_eps, parts[1])

@@ -24,6 +24,7 @@ from .unrotated import NO_ROPE, UnrotatedConfig, WithLearnedPositions
 class OptConfig(UnrotatedConfig, frozen=True, kw_only=True):
     embedding_size: int  # projections lead from it to hidden_size and back if they differ
     post_norm: bool  # norms follow the residual additions
+    has_final_norm: bool  # after the last layer
 
 
 class OptLayer(PlainMlpLayer):
@@ -64,7 +65,7 @@ class Opt(WithLearnedPositions):
 
     def make_norm(self, config: LlamaConfig, source: Source) -> Any:
         assert isinstance(config, OptConfig)
-        return NoNorm() if config.post_norm else super().make_norm(config, source)
+        return super().make_norm(config, source) if config.has_final_norm else NoNorm()
 
     def make_head(self, config: LlamaConfig, source: Source) -> Head:
         assert isinstance(config, OptConfig)
@@ -81,8 +82,6 @@ class Opt(WithLearnedPositions):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> OptConfig:
-        # Models that early versions of transformers fine-tuned.
-        file.require_absent("_remove_final_layer_norm", False)
         bias, affine = file.flag("enable_bias", True), file.flag("layer_norm_elementwise_affine", True)
         hidden, post_norm = file.count("hidden_size", 768), not file.flag("do_layer_norm_before", True)
         embedding_size = file.count("word_embed_proj_dim", hidden)
@@ -104,4 +103,6 @@ class Opt(WithLearnedPositions):
             mlp_bias=bias,
             embedding_size=embedding_size,
             post_norm=post_norm,
+            # Models that early versions of transformers fine-tuned lack it.
+            has_final_norm=not (post_norm or file.flag("_remove_final_layer_norm")),
         )

@@ -7,12 +7,10 @@ import torch
 
 from baton_engine.config_file import ConfigFile
 from baton_engine.layers.fused_qkv import order_by_kv_head
-from baton_engine.layers.norm import HeadLayerNorms
 from baton_engine.layers.rope import read_rope
-from baton_engine.shard import head_part
 from baton_engine.source import Source
 
-from .layer_norm_llama import LayerNormConfig, LayerNormLlama, PlainMlpLayer
+from .layer_norm_llama import LayerNormConfig, LayerNormLlama, PlainMlpLayer, with_shared_head_norms
 from .llama import Defaults, LlamaConfig, fused_qkv, llama_fields, read_llama_config
 
 _CONTEXT = 16384
@@ -30,19 +28,7 @@ class PersimmonLayer(PlainMlpLayer):
         assert isinstance(config, PersimmonConfig)
         order = order_by_kv_head(config.num_heads, config.num_kv_heads, config.head_dim)
         qkv = fused_qkv(config, source, "query_key_value", order)
-        if not config.head_norms:
-            return qkv
-        weights, biases = (_of_all_heads(config, source, part) for part in ("weight", "bias"))
-        return HeadLayerNorms(qkv, weights, config.rms_norm_eps, biases)
-
-
-def _of_all_heads(config: LlamaConfig, source: Source, part: str) -> torch.Tensor:
-    """Return the weights or biases of the norms of this rank's heads, as HeadLayerNorms takes them."""
-    dim, order = config.head_dim, config.rope.order(1, 0, config.head_dim)
-    own = head_part(config.num_heads, source.ranks)
-    of_queries, of_keys = (source.take(f"{kind}_layernorm.{part}", (dim,), dtype=torch.float32) for kind in "qk")
-    joined = torch.stack([of_queries, of_keys]).repeat_interleave(own.stop - own.start, dim=0)
-    return joined if order is None else joined[:, order]
+        return with_shared_head_norms(config, source, qkv) if config.head_norms else qkv
 
 
 class Persimmon(LayerNormLlama):

@@ -1,14 +1,29 @@
 """Phi-1, Phi-1.5 and Phi-2 (Gunasekar et al., 2023): attention and MLP in parallel after one LayerNorm, biases."""
 
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
 from baton_engine.config_file import ConfigFile
 from baton_engine.layers.rope import read_rope
+from baton_engine.source import Source
 
-from .layer_norm_llama import LayerNormConfig, LayerNormLlama, PlainMlpLayer
+from .layer_norm_llama import LayerNormConfig, LayerNormLlama, PlainMlpLayer, with_shared_head_norms
 from .llama import Defaults, LlamaConfig, read_llama_config
+
+
+class PhiConfig(LayerNormConfig, frozen=True, kw_only=True):
+    head_norms: bool  # LayerNorms of queries and keys
 
 
 class PhiLayer(PlainMlpLayer):
     output = "dense"
+
+    def qkv(self, config: LlamaConfig, source: Source) -> Callable[[Any], torch.Tensor]:
+        assert isinstance(config, PhiConfig)
+        qkv = super().qkv(config, source)
+        return with_shared_head_norms(config, source, qkv) if config.head_norms else qkv
 
 
 class Phi(LayerNormLlama):
@@ -18,11 +33,8 @@ class Phi(LayerNormLlama):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
-        file.require_absent("qk_layernorm", False)
-        # A tied head would have a bias beside the weights of the embedding.
-        file.require_absent("tie_word_embeddings", False)
         return read_llama_config(
-            LayerNormConfig,
+            PhiConfig,
             file,
             Defaults(2048),
             eps=file.number("layer_norm_eps", 1e-5),
@@ -33,4 +45,5 @@ class Phi(LayerNormLlama):
             mlp_bias=True,
             parallel=True,
             two_norms=False,
+            head_norms=file.flag("qk_layernorm"),
         )

@@ -34,8 +34,6 @@ class PhiMoe(LayerNormLlama):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
-        # A tied head would have a bias beside the weights of the embedding.
-        file.require_absent("tie_word_embeddings", False)
         file.require_absent("num_experts_per_tok", 2)
         bias, experts = file.flag("attention_bias"), file.count("num_local_experts", 16)
         return read_llama_config(
