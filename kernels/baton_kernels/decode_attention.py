@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .alibi import rounded_alibi
 from .decode_parts import TILE_KEYS, DecodeParts, load_part
 from .e4m3 import WEIGHT_SCALE, columns_of_pairs, query_for_codes
 from .overlap import LINE, let_next_start, overlap_options, prefetch, wait_for_inputs
@@ -97,8 +98,9 @@ def _decode_kernel(
     query = tl.load(q + q_at, mask=(member < GROUP)[:, None] & whole[None, :], other=0.0)
     value_column = tl.arange(0, BLOCK_VALUE)
     whole_value = value_column < VALUE_DIM
-    if ALIBI:
+    if ALIBI > 0:
         slope = tl.load(alibi + head, mask=member < GROUP, other=0.0)
+        alibi_scale = scale
     if CODES:
         query, scale = query_for_codes(query, scale * tl.load(scales + kv_head))
         value_scale = tl.load(scales + KV_HEADS + kv_head) / WEIGHT_SCALE
@@ -137,7 +139,9 @@ def _decode_kernel(
         if SOFTCAP:
             # tanh through exp: softcap * (1 - 2 / (e^2x + 1)).
             scores = softcap * (1 - 2 / (tl.exp(scores * (2 / softcap)) + 1))
-        if ALIBI:
+        if ALIBI == 2:
+            scores += alibi_scale * rounded_alibi(slope[:, None], key[None, :])
+        elif ALIBI == 1:
             scores -= slope[:, None] * (length - 1 - key)[None, :]
         scores = tl.where(seen[None, :], scores * _LOG2E, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=1))
@@ -294,7 +298,7 @@ def decode_attention(
         PAGE=page, HEAD_STRIDE=keys.stride(1) // kv_heads, VALUE_STRIDE=value_stride,
         GROUP=group, BLOCK_GROUP=max(16, triton.next_power_of_2(group)), TILE=TILE_KEYS, KEYS=keys_at_once or chosen[0],
         JOIN=not separate_join, JOIN_GROUP=join_group, JOIN_PARTS=max(_JOIN_VALUES // (join_group * block_value), 2),
-        WINDOW=variant.window, CHUNKED=variant.chunked, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
+        WINDOW=variant.window, CHUNKED=variant.chunked, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi_form,
         SINKS=variant.sinks is not None, CODES=scales is not None,
         LINES=_lines(dim, keys), VALUE_LINES=_lines(value_dim, keys), ON_GPU=q.is_cuda,
         num_warps=num_warps or chosen[1], num_stages=num_stages or chosen[2], **overlap_options(q.device),

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from .alibi import rounded_alibi
 from .e4m3 import WEIGHT_SCALE, query_for_codes
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .prefill_cuts import TileCuts, join_parts
@@ -24,7 +25,7 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def _attend(
     acc, peak, total, query, position, oldest, begin, end, gap_begin, gap, keys, values, table,
-    slope, scale, softcap, kv_head,
+    slope, alibi_scale, scale, softcap, kv_head,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_VALUE: tl.constexpr, PAGE: tl.constexpr, HEAD_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
@@ -69,7 +70,9 @@ def _attend(
         else:
             scores = scores * (scale * _LOG2E)
         age = position[:, None] - key[None, :]
-        if ALIBI:
+        if ALIBI == 2:
+            scores += (alibi_scale * _LOG2E) * rounded_alibi(slope, key[None, :])
+        elif ALIBI == 1:
             scores -= slope * _LOG2E * age
         if MASKED:
             seen = (age >= 0) & known[None, :]
@@ -129,8 +132,8 @@ def _prefill_kernel(
     column = tl.arange(0, BLOCK_DIM)
     q_at = (row.to(tl.int64)[:, None] * HEADS + head) * DIM + column[None, :]
     query = tl.load(q + q_at, mask=real[:, None] & (column < DIM)[None, :], other=0.0)
-    slope = 0.0
-    if ALIBI:
+    slope, alibi_scale = 0.0, scale
+    if ALIBI > 0:
         slope = tl.load(alibi + head)
     if CODES:
         query, scale = query_for_codes(query, scale * tl.load(scales + kv_head))
@@ -175,14 +178,14 @@ def _prefill_kernel(
     if not UNIFORM:
         acc, peak, total = _attend(
             acc, peak, total, query, position, 0, inner, middle, 0, 0, keys, values, table,
-            slope, scale, softcap, kv_head,
+            slope, alibi_scale, scale, softcap, kv_head,
             KV_HEADS, DIM, BLOCK_DIM, VALUE_DIM, BLOCK_VALUE, PAGE, HEAD_STRIDE, VALUE_STRIDE, BLOCK_KEYS,
             WINDOW, CHUNKED, SOFTCAP, ALIBI, CODES, WHOLE, False, CUT,
         )  # fmt: skip
     gap = middle - inner if WINDOW > 0 else 0
     acc, peak, total = _attend(
         acc, peak, total, query, position, oldest, begin if WINDOW > 0 else middle, end, inner, gap,
-        keys, values, table, slope, scale, softcap, kv_head,
+        keys, values, table, slope, alibi_scale, scale, softcap, kv_head,
         KV_HEADS, DIM, BLOCK_DIM, VALUE_DIM, BLOCK_VALUE, PAGE, HEAD_STRIDE, VALUE_STRIDE, BLOCK_KEYS,
         WINDOW, CHUNKED, SOFTCAP, ALIBI, CODES, WHOLE, True, CUT,
     )  # fmt: skip
@@ -289,7 +292,7 @@ def prefill_attention(
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, VALUE_DIM=value_dim, BLOCK_VALUE=block_value,
         PAGE=page, HEAD_STRIDE=strides[0], VALUE_STRIDE=strides[1], BLOCK_QUERIES=block_queries, BLOCK_KEYS=block_keys,
         WHOLE=whole, UNIFORM=uniform, CUT=cuts is not None,
-        WINDOW=variant.window, CHUNKED=variant.chunked, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
+        WINDOW=variant.window, CHUNKED=variant.chunked, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi_form,
         SINKS=variant.sinks is not None, CODES=scales is not None,
         num_warps=8 if block_queries * widest > 128 * 128 else 4, num_stages=num_stages, **overlap_options(q.device),
     )  # fmt: skip

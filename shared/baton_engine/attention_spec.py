@@ -12,9 +12,10 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     chunks of `window` tokens, and a query sees those of its own chunk up to its own (Meta, Llama 4). The cache keeps
     what a window of that size would see, which includes them. softcap: scores become softcap * tanh(score / softcap)
     (Gemma 2); 0 = off. alibi: a slope for each query head; the scores lose slope * distance (Press et al., "Train
-    Short, Test Long", 2022); None = off. sinks: each query head has a learned score that takes part in the softmax and
-    has no value (OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025). The layer gives them to the backend in each
-    call, as they are among its weights.
+    Short, Test Long", 2022); None = off. rounded_alibi: they gain scale * slope * position of the key instead, rounded
+    as rounded_alibi_reference does (Falcon). sinks: each query head has a learned score that takes part in the softmax
+    and has no value (OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025). The layer gives them to the backend in
+    each call, as they are among its weights.
     """
 
     scale: float
@@ -22,6 +23,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     chunked: bool = False
     softcap: float = 0.0
     alibi: tuple[float, ...] | None = None
+    rounded_alibi: bool = False
     sinks: bool = False
 
     @property

@@ -1067,6 +1067,19 @@ def test_longrope_beyond_the_original_context(tiny_model: MakeModel) -> None:
     assert generate(within, [make_request(0, prompt, 5)]).tokens[0, 0] == reference_greedy(folder, prompt, 5)
 
 
+@pytest.mark.parametrize("heads", [4, 12])
+def test_alibi_of_falcon_is_rounded(tiny_model: MakeModel, heads: int) -> None:
+    """The products of slopes and positions are in bfloat16, and so are positions beyond 256."""
+    sizes = {"num_attention_heads": heads, "hidden_size": 16 * heads, "multi_query": False, "parallel_attn": False}
+    folder = tiny_model("falcon", alibi=True, tie_word_embeddings=False, bias=True, **sizes)
+    prompts = [make_prompt(length, seed=3) for length in (1, 90, 300)]
+    engine = make_engine(folder, max_num_batched_tokens=64)
+    transcript = generate(engine, [make_request(id, prompt, 64) for id, prompt in enumerate(prompts)])
+    for id, prompt in enumerate(prompts):
+        tokens = transcript.tokens[id, 0]
+        assert tokens == reference_choices(folder, prompt, tokens)
+
+
 def test_chunks_of_attention_and_cached_prefixes(tiny_model: MakeModel) -> None:
     """A prefix ends before, at and after the first token of a chunk of 24 tokens."""
     folder = tiny_model("llama4")

@@ -247,8 +247,9 @@ def test_falcon_of_refinedweb() -> None:
     assert (config.num_kv_heads, config.head_dim, config.max_position_embeddings) == (32, 64, 2048)
     slopes = config.attention[0].alibi
     assert slopes is not None
-    # They are rounded to bfloat16 and scaled as scores are.
-    assert (slopes[0], slopes[3], slopes[31]) == (0.83984375 / 8, 0.5 / 8, 2.0**-8 / 8)
+    # They are rounded to bfloat16, and so is their product with a position.
+    assert (slopes[0], slopes[3], slopes[31]) == (0.83984375, 0.5, 2.0**-8)
+    assert config.attention[0].rounded_alibi
 
 
 def test_mpt() -> None:

@@ -11,7 +11,7 @@ from baton_kernels.reference.paged_attention import AttentionVariant
 from .closeness import relative_error
 
 LENGTHS = [1, 16, 77, 190]
-VARIANTS = ["plain", "window", "chunks", "softcap", "alibi", "sinks", "all"]
+VARIANTS = ["plain", "window", "chunks", "softcap", "alibi", "rounded alibi", "sinks", "all"]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}
 
 
@@ -20,10 +20,11 @@ def variant(kind: str, heads: int, dim: int, device: torch.device) -> AttentionV
         scale=dim**-0.5,
         window=20 if kind in ("window", "chunks", "all") else 0,
         softcap=3.0 if kind in ("softcap", "all") else 0.0,
-        alibi=torch.rand(heads, device=device) if kind in ("alibi", "all") else None,
+        alibi=torch.rand(heads, device=device) if kind in ("alibi", "rounded alibi", "all") else None,
         # Some outweigh all keys, and some change little.
         sinks=2 * torch.randn(heads, device=device) if kind in ("sinks", "all") else None,
         chunked=kind == "chunks",
+        rounded_alibi=kind == "rounded alibi",
     )
 
 
@@ -36,7 +37,10 @@ def naive(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: AttentionVaria
     scores = q.double().transpose(0, 1) @ keys.transpose(1, 2) * how.scale
     if how.softcap:
         scores = how.softcap * torch.tanh(scores / how.softcap)
-    if how.alibi is not None:
+    if how.alibi is not None and how.rounded_alibi:
+        products = how.alibi.cpu()[:, None, None] * torch.arange(len(k)).bfloat16().float()
+        scores = scores + how.scale * products.bfloat16().double()
+    elif how.alibi is not None:
         scores = scores - how.alibi.cpu().double()[:, None, None] * ages
     seen = (ages >= 0) & (ages < how.window) if how.window else ages >= 0
     if how.chunked:

@@ -15,6 +15,7 @@ class AttentionVariant:
 
     window: tokens that a query sees, its own included; 0 = all. softcap: scores become softcap * tanh(score / softcap)
     (Gemma 2); 0 = off. alibi: slopes [heads] float32, added to the scores as -slope * distance (Press et al., 2022).
+    rounded_alibi: they are added as scale * rounded_alibi_reference instead (Falcon).
     sinks: [heads] float32, one more score of each query, without a key or a value, in the softmax (OpenAI, gpt-oss).
     chunked: tokens form chunks of `window` tokens, and a query sees those of its own chunk up to its own (Llama 4).
     """
@@ -25,12 +26,23 @@ class AttentionVariant:
     alibi: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
     chunked: bool = False
+    rounded_alibi: bool = False
+
+    @property
+    def alibi_form(self) -> int:
+        """0 = without ALiBi, 1 = by distance, 2 = rounded."""
+        return 0 if self.alibi is None else 1 + self.rounded_alibi
 
 
 def oldest_key(position: Positions, window: int, chunked: bool) -> Positions:
     """Return the position of the first key that a query sees, which may be negative. window, chunked: as in
     AttentionVariant."""
     return position // window * window if chunked else position - window + 1
+
+
+def rounded_alibi_reference(slopes: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Return slope * position in float32, where the position of the key and the product are rounded to bfloat16."""
+    return (slopes * positions.bfloat16().float()).bfloat16().float()
 
 
 def paged_attention_reference(
@@ -73,7 +85,8 @@ def paged_attention_reference(
         hidden = ages < 0
         if variant.window:
             hidden |= positions < oldest_key(ages + positions, variant.window, variant.chunked)
-        out[rows] = _attention(q[rows].double(), k, v, ages[:, None], hidden[:, None], variant).to(q.dtype)
+        result = _attention(q[rows].double(), k, v, ages[:, None], hidden[:, None], positions, variant)
+        out[rows] = result.to(q.dtype)
     return out
 
 
@@ -88,16 +101,20 @@ def _attention(
     v: torch.Tensor,
     ages: torch.Tensor,
     hidden: torch.Tensor,
+    positions: torch.Tensor,
     variant: AttentionVariant,
 ) -> torch.Tensor:
     """Return [S, queries, heads, dim of values]. ages: [S, 1, queries, keys], by how much a query is newer than a key.
-    hidden: whether it does not see the key."""
+    hidden: whether it does not see the key. positions: [keys]."""
     group = q.shape[2] // k.shape[2]
     k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))
     scores = torch.einsum("sqhd,skhd->shqk", q, k) * variant.scale
     if variant.softcap:
         scores = variant.softcap * torch.tanh(scores / variant.softcap)
-    if variant.alibi is not None:
+    if variant.alibi is not None and variant.rounded_alibi:
+        rounded = rounded_alibi_reference(variant.alibi[:, None, None], positions)
+        scores = scores + variant.scale * rounded.double()
+    elif variant.alibi is not None:
         scores = scores - variant.alibi.double()[:, None, None] * ages
     scores = scores.masked_fill(hidden, float("-inf"))
     if variant.sinks is not None:

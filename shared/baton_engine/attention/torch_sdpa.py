@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from baton_engine.attention_spec import AttentionSpec
 from baton_engine.kv_cache import KvCache
 from baton_kernels.reference.kv_codes import kv_numbers_reference
-from baton_kernels.reference.paged_attention import oldest_key
+from baton_kernels.reference.paged_attention import oldest_key, rounded_alibi_reference
 
 from .backend import AttentionBatch, StepLimits
 
@@ -70,7 +70,7 @@ class TorchSdpa:
         for spec in set(self._specs):
             positions = keys[spec.reach].positions
             seen, distance = _is_seen(queries, positions, spec), queries - positions
-            masks[spec] = self._mask(spec, seen[:, None, None, :], distance[:, None, None, :])
+            masks[spec] = self._mask(spec, seen[:, None, None, :], distance[:, None, None, :], positions)
         return _Call(rows, len(lengths), 1, int(lengths.max()), keys, masks)
 
     def _chunk_call(self, batch: AttentionBatch, index: int) -> _Call:
@@ -85,7 +85,7 @@ class TorchSdpa:
                 continue
             positions = keys[spec.reach].positions
             seen, distance = _is_seen(queries, positions, spec), queries - positions
-            masks[spec] = self._mask(spec, seen[None, None], distance[None, None])
+            masks[spec] = self._mask(spec, seen[None, None], distance[None, None], positions)
         return _Call(slice(start, end), 1, end - start, length, keys, masks)
 
     def _all_keys(self, tables: np.ndarray, lengths: np.ndarray, firsts: np.ndarray) -> dict[tuple[int, bool], _Keys]:
@@ -116,15 +116,20 @@ class TorchSdpa:
         slopes = torch.tensor(alibi, dtype=torch.float32, device=self._cache.device)
         return slopes.view(1, self._kv_heads, -1, 1)
 
-    def _mask(self, spec: AttentionSpec, seen: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
+    def _mask(
+        self, spec: AttentionSpec, seen: torch.Tensor, distance: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
         """Return SDPA's attn_mask. seen: whether a query sees a key, distance: tokens between them, [sequences, 1,
-        queries, keys] each."""
+        queries, keys] each. positions: of keys, [sequences, keys]."""
         if spec.alibi is None:
             return seen
         slopes = self._slopes[spec]
         if distance.shape[2] > 1:
             # The shape of scores in _attend_chunk: [kv_heads, query heads of each, queries, keys].
             slopes = slopes.view(self._kv_heads, -1, 1, 1)
+        if spec.rounded_alibi:
+            bias = spec.scale * rounded_alibi_reference(slopes, positions[:, None, None, :])
+            return bias.masked_fill(~seen, float("-inf")).to(self._cache.dtype)
         return (-slopes * distance).masked_fill_(~seen, float("-inf")).to(self._cache.dtype)
 
     def outputs(self, q: torch.Tensor) -> torch.Tensor:

@@ -161,4 +161,6 @@ def _shared_memory(device: torch.device) -> int:
 
 def _variant(spec: AttentionSpec, device: torch.device) -> AttentionVariant:
     alibi = None if spec.alibi is None else torch.tensor(spec.alibi, dtype=torch.float32, device=device)
-    return AttentionVariant(spec.scale, spec.window or 0, spec.softcap, alibi, chunked=spec.chunked)
+    return AttentionVariant(
+        spec.scale, spec.window or 0, spec.softcap, alibi, chunked=spec.chunked, rounded_alibi=spec.rounded_alibi
+    )

@@ -87,7 +87,7 @@ class Falcon(Decoder):
         kv_heads = file.count("num_kv_heads", heads) if newer else 1 if file.flag("multi_query", True) else heads
         if hidden % heads:
             raise ConfigError(f"hidden_size {hidden} is not a multiple of the {heads} attention heads")
-        scale = (hidden // heads) ** -0.5
+        scale, slopes = (hidden // heads) ** -0.5, _slopes(heads) if file.flag("alibi") else None
         return FalconConfig(
             architecture=file.architecture,
             vocab_size=file.count("vocab_size", 65024),
@@ -101,8 +101,7 @@ class Falcon(Decoder):
             tie_word_embeddings=file.flag("tie_word_embeddings", True),
             dtype=file.dtype,
             eos_token_ids=file.eos_token_ids,
-            attention=(AttentionSpec(scale=scale, alibi=_slopes(heads, scale) if file.flag("alibi") else None),)
-            * layers,
+            attention=(AttentionSpec(scale=scale, alibi=slopes, rounded_alibi=slopes is not None),) * layers,
             layer_norm_epsilon=file.number("layer_norm_epsilon", 1e-5),
             activation=HIDDEN_ACTS[file.choice("activation", "gelu", tuple(HIDDEN_ACTS))],
             bias=file.flag("bias"),
@@ -112,6 +111,6 @@ class Falcon(Decoder):
         )
 
 
-def _slopes(heads: int, scale: float) -> tuple[float, ...]:
-    """Return ALiBi's slopes. Falcon rounds them to bfloat16, and scales scores after it has added them."""
-    return tuple((torch.tensor(alibi_slopes(heads)).bfloat16().float() * scale).tolist())
+def _slopes(heads: int) -> tuple[float, ...]:
+    """Return ALiBi's slopes, which Falcon rounds to bfloat16."""
+    return tuple(torch.tensor(alibi_slopes(heads)).bfloat16().tolist())
