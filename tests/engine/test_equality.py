@@ -218,6 +218,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": ("qwen3_moe", {"head_dim": 32, "norm_topk_prob": True, "seed": 5}),
     "qwen3-moe-every-second-layer": ("qwen3_moe", {"num_hidden_layers": 3, "decoder_sparse_step": 2}),
     "olmoe": ("olmoe", {}),
+    "olmoe-limited": ("olmoe", {"clip_qkv": 0.7}),
     "gpt-oss": ("gpt_oss", {"seed": 1}),
     "gpt-oss-low-limit-yarn": ("gpt_oss", {"swiglu_limit": 0.8, "rope": "yarn", "num_key_value_heads": 1}),
     "glm4-moe-groups": (
