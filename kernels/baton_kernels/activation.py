@@ -8,7 +8,7 @@ import triton.language as tl
 
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .quantize import fits_a_row, quantize_rows, rounded_rows, store_rounded
-from .reference.activation import GATES, ClampedGate, ExpertGate, LimitedGate, gate_mul_reference
+from .reference.activation import ACTIVATIONS, ClampedGate, ExpertGate, LimitedGate
 from .reference.quantize import QuantizedRows, RowFormat
 
 
@@ -23,6 +23,27 @@ def _activated(gate, dtype: tl.constexpr, GELU: tl.constexpr):
     if GELU:
         inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
     return (gate / (1 + tl.exp(-inner))).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def gated_by(gate, up, dtype: tl.constexpr, ACTIVATION: tl.constexpr):
+    """Return activation(gate) * up as float32 values. ACTIVATION: a key of ACTIVATIONS."""
+    if ACTIVATION == "silu" or ACTIVATION == "gelu_tanh":
+        result = _activated(gate, dtype, ACTIVATION == "gelu_tanh")
+    else:
+        gate = gate.to(dtype).to(tl.float32)
+        if ACTIVATION == "gelu":
+            result = 0.5 * gate * (1 + tl.erf(gate * 0.7071067811865476))
+        elif ACTIVATION == "quick_gelu":
+            result = gate / (1 + tl.exp(-1.702 * gate))
+        else:
+            tl.static_assert(ACTIVATION == "relu" or ACTIVATION == "relu2")
+            # Without propagate_nan, a NaN would become 0.
+            result = tl.maximum(gate, 0.0, propagate_nan=tl.PropagateNan.ALL)
+            if ACTIVATION == "relu2":
+                result = result * result
+        result = result.to(dtype).to(tl.float32)
+    return result * up.to(dtype).to(tl.float32)
 
 
 @triton.jit
@@ -49,7 +70,7 @@ def gate_of_expert(gate, up, dtype: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.
         gate = tl.minimum(_activated(gate, dtype, False), LIMIT, propagate_nan=tl.PropagateNan.ALL)
         result = gate * tl.clamp(up.to(dtype).to(tl.float32), -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
     else:
-        result = gated(gate, up, dtype, GATE == "gelu_tanh")
+        result = gated_by(gate, up, dtype, GATE)
     return result
 
 
@@ -59,12 +80,14 @@ def gate_options(gate: ExpertGate) -> dict[str, Any]:
         return {"GATE": "clamped", "ALPHA": gate.alpha, "LIMIT": gate.limit}
     if isinstance(gate, LimitedGate):
         return {"GATE": "limited", "ALPHA": 1.0, "LIMIT": gate.limit}
-    assert gate in GATES, gate
+    assert gate in ACTIVATIONS, gate
     return {"GATE": gate, "ALPHA": 1.0, "LIMIT": 0.0}
 
 
 @triton.jit
-def _gate_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr, OVERLAP: tl.constexpr):
+def _gate_mul_kernel(
+    gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr, OVERLAP: tl.constexpr
+):
     let_next_start(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -72,15 +95,15 @@ def _gate_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, GELU
     wait_for_inputs(OVERLAP)
     gate = tl.load(gate_up + row * 2 * SIZE + columns, mask=inside)
     up = tl.load(gate_up + row * 2 * SIZE + SIZE + columns, mask=inside)
-    tl.store(out + row * SIZE + columns, gated(gate, up, gate.dtype, GELU).to(gate.dtype), mask=inside)
+    tl.store(out + row * SIZE + columns, gated_by(gate, up, gate.dtype, ACTIVATION).to(gate.dtype), mask=inside)
 
 
 @triton.jit
 def _quantize_gate_kernel(
     gate_up, codes, scales, zeros, static_scale, static_zero, columns, groups, row_stride, group_stride, most,
-    zero_scale, limit, GELU: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, COLUMNS_PER_GROUP: tl.constexpr,
-    INTEGERS: tl.constexpr, STATIC: tl.constexpr, SYMMETRIC: tl.constexpr, POWER_OF_TWO: tl.constexpr,
-    ON_GPU: tl.constexpr, OVERLAP: tl.constexpr,
+    zero_scale, limit, ACTIVATION: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
+    COLUMNS_PER_GROUP: tl.constexpr, INTEGERS: tl.constexpr, STATIC: tl.constexpr, SYMMETRIC: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr, ON_GPU: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
@@ -89,7 +112,7 @@ def _quantize_gate_kernel(
     wait_for_inputs(OVERLAP)
     gate = tl.load(gate_up + row * 2 * columns + column, mask=known, other=0.0)
     up = tl.load(gate_up + row * 2 * columns + columns + column, mask=known, other=0.0)
-    values = gated(gate, up, gate.dtype, GELU).to(gate.dtype).to(tl.float32)
+    values = gated_by(gate, up, gate.dtype, ACTIVATION).to(gate.dtype).to(tl.float32)
     store_rounded(
         values, codes, scales, zeros, static_scale, static_zero, row, columns, groups, row_stride, group_stride, most,
         zero_scale, limit, GROUPS, GROUP, COLUMNS_PER_GROUP, INTEGERS, STATIC, SYMMETRIC, POWER_OF_TWO, ON_GPU,
@@ -97,14 +120,12 @@ def _quantize_gate_kernel(
 
 
 def gate_mul(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-    """Compute gate_mul_reference, without storing activation(gate) for those of GATES. gate_up must be contiguous."""
-    if activation not in GATES:
-        return gate_mul_reference(gate_up, activation)
+    """Compute gate_mul_reference without storing activation(gate). gate_up must be contiguous."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, size)
     block = min(triton.next_power_of_2(size), 2048)
     _gate_mul_kernel[(rows, triton.cdiv(size, block))](
-        gate_up, out, SIZE=size, BLOCK=block, GELU=activation == "gelu_tanh", num_warps=4,
+        gate_up, out, SIZE=size, BLOCK=block, ACTIVATION=activation, num_warps=4,
         **overlap_options(out.device),
     )  # fmt: skip
     return out
@@ -117,14 +138,13 @@ def quantize_gate(
     scale: torch.Tensor | None = None,
     zero: torch.Tensor | None = None,
 ) -> QuantizedRows:
-    """Compute quantize_gate_reference, without storing the gated values for those of GATES. gate_up must be
-    contiguous."""
+    """Compute quantize_gate_reference without storing the gated values. gate_up must be contiguous."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-    if activation not in GATES or not fits_a_row(form, size):
+    if not fits_a_row(form, size):
         return quantize_rows(gate_mul(gate_up, activation), form, scale, zero)
     out = rounded_rows(rows, size, form, scale, zero, gate_up.device)
     _quantize_gate_kernel[(rows,)](
-        gate_up, *out.operands, GELU=activation == "gelu_tanh", num_warps=min(max(out.size // 1024, 4), 16),
+        gate_up, *out.operands, ACTIVATION=activation, num_warps=min(max(out.size // 1024, 4), 16),
         **out.flags, **overlap_options(gate_up.device),
     )  # fmt: skip
     return out.rows

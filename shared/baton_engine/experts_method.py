@@ -1,7 +1,7 @@
 """The interface of experts' weights in memory, and how checkpoints name and store them."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 import torch
 
@@ -17,6 +17,10 @@ class ExpertNames:
     down: str
     bias: bool = False
     activation: ExpertGate = "silu"
+
+    def gated(self, activation: str) -> Self:
+        """Return these names with an activation."""
+        return replace(self, activation=activation)
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,10 @@ class JoinedForm:
     flat: bool = False
     activation: ExpertGate = "silu"
     apart: str = ""
+
+    def gated(self, activation: str) -> Self:
+        """Return this form with an activation."""
+        return replace(self, activation=activation)
 
 
 class ExpertsMethod(Protocol):

@@ -114,6 +114,9 @@ def numbers() -> JITFunction:
         multiply(x, weight, x[:3, :512], True, tiles, x[:, :256], gates)
         multiply(x, weight, None, True, tiles, x[:, :256], Pairs(groups, gate=LimitedGate(7.0)))
         multiply(x, weight, None, False, tiles, x[:, :512], results)
+    tiles = LinearConfig(16, 64, 128, 1, 4, 4)
+    for gate in ("gelu", "quick_gelu", "relu2"):
+        multiply(x, weight, None, True, tiles, x[:, :256], Pairs(groups, gate=gate))
     multiply(x.half(), weight[0].half(), None, False, LinearConfig(256, 128, 64, 2, 8, 4), x[:, :512].half())
     fp8 = torch.float8_e4m3fn
     for dtype, tile in ((fp8, (1, 4096)), (fp8, (128, 128)), (torch.int8, (1, 4096))):

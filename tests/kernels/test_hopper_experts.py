@@ -52,7 +52,8 @@ def layer(kind: str) -> QuantizedExperts:
     gate_up, down = weight(kind, 2 * LAYER.size, LAYER.hidden), weight(kind, LAYER.hidden, LAYER.size)
     rows = RowFormat(down.codes.dtype, 128 if "tiles" in kind else 0) if isinstance(down, ScaledWeight) else None
     if kind != "e2m1":
-        return QuantizedExperts(gate_up, down, rows=rows)
+        gate = {"numbers": "gelu", "fp8": "quick_gelu", "int8": "relu2"}.get(kind, "silu")
+        return QuantizedExperts(gate_up, down, gate=gate, rows=rows)
     sizes = 2 * LAYER.size, LAYER.hidden
     biases = [torch.randn(LAYER.experts, size, dtype=BF16, device=DEVICE) for size in sizes]
     return QuantizedExperts(gate_up, down, *biases, ClampedGate(1.7, 2.0))
@@ -64,7 +65,7 @@ def layer(kind: str) -> QuantizedExperts:
 def test_layers_of_experts(kind: str) -> None:
     held = layer(kind)
     plain = isinstance(held.gate_up, torch.Tensor)
-    plain_held = ExpertWeights(held.gate_up, held.down) if plain else None
+    plain_held = ExpertWeights(held.gate_up, held.down, gate=held.gate) if plain else None
     wide = dataclasses.replace(
         held,
         **{name: value.double() for name, value in vars(held).items() if isinstance(value, torch.Tensor)},

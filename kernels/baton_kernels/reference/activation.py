@@ -11,7 +11,7 @@ from .quantize import QuantizedRows, RowFormat, quantize_rows_reference
 
 # Takes a tensor, and returns one of the same shape and dtype.
 Activation = Callable[[torch.Tensor], torch.Tensor]
-# gelu_tanh is the approximation of GELU by tanh. GATES are those of most models: kernels compute them.
+# gelu_tanh is the approximation of GELU by tanh. Products compute GATES, which most models have, by themselves.
 ACTIVATIONS: dict[str, Activation] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
@@ -59,7 +59,7 @@ class LimitedGate:
     limit: float
 
 
-# The function of gates and ups in an expert: one of GATES, a ClampedGate or a LimitedGate.
+# The function of gates and ups in an expert: one of ACTIVATIONS, a ClampedGate or a LimitedGate.
 ExpertGate = ClampedGate | LimitedGate | str
 
 

@@ -14,7 +14,7 @@ from baton_engine.source import Source
 from baton_kernels.reference.routing import Routing
 
 from .deepseek_experts import DeepseekExpertsLayer, UncorrectedExpertsLayer
-from .llama import Defaults, Llama, LlamaConfig, fused_qkv, read_llama_config
+from .llama import SILU, Defaults, Llama, LlamaConfig, fused_qkv, read_llama_config
 from .sparse_config import SparseConfig, read_experts_per_token, read_grouped_routing
 
 # Those of the authors' configuration class of Ling 2.0.
@@ -84,6 +84,7 @@ class Bailing(Llama):
             file,
             # The default of the family's configuration class is 0 key-value heads, with which no model can run.
             Defaults(16384, num_kv_heads=file.count("num_key_value_heads"), rms_norm_eps=1e-5),
+            activations=SILU,
             qkv_bias=file.flag("use_qkv_bias"),
             output_bias=file.flag("use_bias", True),
             # The weight of a lone expert is never divided by itself.
@@ -111,6 +112,7 @@ class BailingV2(Llama):
             SparseConfig,
             file,
             Defaults(32768, num_kv_heads=4, head_dim=128),
+            activations=SILU,
             rope=read_rope(file, context, partial=1.0, theta=600000.0),
             qkv_bias=file.flag("use_qkv_bias"),
             output_bias=file.flag("use_bias"),

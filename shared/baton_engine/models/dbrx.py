@@ -37,7 +37,8 @@ class DbrxLayer(LayerNormLayer):
         assert isinstance(config, DbrxConfig)
         source, experts, hidden = self.block(source, 1), config.num_experts, config.hidden_size
         router = Router(source.at("router.layer"), config.routing, experts, hidden)
-        held = load_joined_experts(source.at("experts.mlp"), experts, hidden, config.expert_size, _FORM)
+        form = _FORM.gated(config.activation)
+        held = load_joined_experts(source.at("experts.mlp"), experts, hidden, config.expert_size, form)
         return ExpertMlp(router, held, source.ranks)
 
 
@@ -51,14 +52,16 @@ class Dbrx(LayerNormLlama):
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
         attention, ffn = (file.part(name) for name in ("attn_config", "ffn_config"))
-        ffn.require_absent("ffn_act_fn", {"name": "silu"})
         ffn.require_absent("moe_normalize_expert_weights", 1)
         file = llama_fields(
             file, hidden_size=("d_model", 2048), num_hidden_layers=("n_layers", 24),
             num_attention_heads=("n_heads", 16), max_position_embeddings=("max_seq_len", 2048),
         )  # fmt: skip
         experts, size = ffn.count("moe_num_experts", 4), ffn.count("ffn_hidden_size", 3584)
-        own = {"num_key_value_heads": attention.count("kv_n_heads", 1), "intermediate_size": size}
+        own = {
+            "num_key_value_heads": attention.count("kv_n_heads", 1), "intermediate_size": size,
+            "hidden_act": ffn.part("ffn_act_fn").fields.get("name"),
+        }  # fmt: skip
         # An explicit null leaves the weights as they are, unlike an absent field.
         normalize = ffn.fields.get("moe_normalize_expert_weights", 1) is not None
         return read_llama_config(

@@ -4,7 +4,7 @@ from baton_engine.config_file import ConfigFile
 from baton_kernels.reference.routing import Routing
 
 from .deepseek_experts import UncorrectedExpertsLayer
-from .llama import Defaults, Llama, LlamaConfig, read_llama_config
+from .llama import SILU, Defaults, Llama, LlamaConfig, read_llama_config
 from .sparse_config import SparseConfig, read_experts_per_token, read_layers_between_experts
 
 # Those of the authors' configuration class.
@@ -33,6 +33,7 @@ class Deepseek(Llama):
             SparseConfig,
             file,
             Defaults(2048),
+            activations=SILU,
             qkv_bias=bias,
             output_bias=bias,
             num_experts=experts,

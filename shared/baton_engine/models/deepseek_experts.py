@@ -38,10 +38,12 @@ class DeepseekExpertsLayer(LlamaLayer):
         experts, size = ExpertMlp(router, held, source.ranks), config.shared_size
         if not size:
             return experts
-        return WithSharedExpert(experts, shared_expert(source.at(self.shared), size, hidden), source.ranks)
+        mlp = shared_expert(source.at(self.shared), size, hidden, config.activation)
+        return WithSharedExpert(experts, mlp, source.ranks)
 
     def load_experts(self, config: SparseConfig, source: Source) -> ExpertsMethod:
-        return load_experts(source, NAMES, config.num_experts, config.hidden_size, config.expert_size)
+        names = NAMES.gated(config.activation)
+        return load_experts(source, names, config.num_experts, config.hidden_size, config.expert_size)
 
     def correction(self, config: SparseConfig, source: Source) -> torch.Tensor | None:
         """Return the correction of the router's scores, as in Router. source: of the layer's MLP."""

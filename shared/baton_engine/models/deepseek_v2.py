@@ -17,7 +17,7 @@ from baton_engine.layers.rope import read_rope, yarn_scale
 from baton_engine.source import Source
 
 from .deepseek_experts import DeepseekExpertsLayer
-from .llama import Llama, LlamaConfig
+from .llama import HIDDEN_ACTS, Llama, LlamaConfig
 from .sparse_config import SparseConfig, read_grouped_routing, read_layers_between_experts
 
 
@@ -117,7 +117,7 @@ def read_deepseek_config(
     Routing.
     """
     file = ConfigFile({**defaults, **file.fields})
-    file.choice("hidden_act", "silu", ("silu", "swish"))
+    activation = HIDDEN_ACTS[file.choice("hidden_act", "silu", tuple(HIDDEN_ACTS))]
     file.require_absent("attention_bias", False)
     file.require_absent("mlp_bias", False)
     layers, heads = file.count("num_hidden_layers"), file.count("num_attention_heads")
@@ -142,6 +142,7 @@ def read_deepseek_config(
         attention=(spec,) * layers,
         rms_norm_eps=file.number("rms_norm_eps", 1e-6),
         rope=read_rope(file, context),
+        activation=activation,
         num_experts=experts,
         expert_size=size,
         routing=read_grouped_routing(file, experts, chosen, **how),

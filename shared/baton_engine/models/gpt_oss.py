@@ -13,7 +13,7 @@ from baton_engine.source import Source
 from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.routing import Routing
 
-from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
+from .llama import SILU, Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
 from .sparse_config import SparseConfig, read_experts_per_token
 
 _CONTEXT = 131072
@@ -60,6 +60,7 @@ class GptOss(Llama):
             file,
             Defaults(_CONTEXT, num_kv_heads=8, head_dim=64, rms_norm_eps=1e-5),
             _windows(file, layers),
+            activations=SILU,
             rope=read_rope(file, file.count("max_position_embeddings", _CONTEXT)),
             sinks=True,
             qkv_bias=bias,

@@ -36,14 +36,14 @@ class GraniteMoeLayer(GraniteLayer):
         assert isinstance(config, GraniteMoeConfig)
         sparse, experts, hidden = source.at("block_sparse_moe"), config.num_experts, config.hidden_size
         router = Router(sparse.at(self.router), config.routing, experts, hidden)
-        held = load_joined_experts(sparse, experts, hidden, config.expert_size, self.form)
+        held = load_joined_experts(sparse, experts, hidden, config.expert_size, self.form.gated(config.activation))
         mlp, shared = ExpertMlp(router, held, source.ranks), config.shared_size
         if not shared:
             return mlp
         part, columns = source.at("shared_mlp"), Columns(source.ranks)
         gate_up = Linear(part, ["input_linear"], [2 * shared], hidden, parts=[shared, shared], shard=columns)
         down = Linear(part, ["output_linear"], [hidden], shared, shard=Rows(source.ranks, joins=False))
-        return WithSharedExpert(mlp, GatedMlp(gate_up, down, "silu"), source.ranks)
+        return WithSharedExpert(mlp, GatedMlp(gate_up, down, config.activation), source.ranks)
 
 
 class GraniteMoe(Granite):

@@ -70,7 +70,7 @@ class JetMoeLayer(LlamaLayer):
         assert isinstance(config, JetMoeConfig)
         source, experts, hidden = self.block(source, 1), config.num_experts, config.hidden_size
         router = Router(source.at("router.layer"), config.routing, experts, hidden)
-        held = load_joined_experts(source, experts, hidden, config.expert_size, _FORM)
+        held = load_joined_experts(source, experts, hidden, config.expert_size, _FORM.gated(config.activation))
         return _Biased(ExpertMlp(router, held, source.ranks), source.take("bias", (hidden,)))
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -28,16 +28,14 @@ HIDDEN_ACTS = {
     "gelu_pytorch_tanh": "gelu_tanh", "gelu_python_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
     "gelu_accurate": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu", "relu2": "relu2",
 }  # fmt: skip
-# Of families whose code is not in transformers, and of layers that compute nothing else.
+# Those of families whose code has one activation alone, or is not in transformers.
 SILU = {"silu": "silu", "swish": "silu"}
 
 
 class LlamaConfig(RotaryConfig, frozen=True, kw_only=True):
     """The config of Llama and of the models derived from it. rms_norm_eps, norm_offset: as in RmsNorm. activation: of
-    the MLP, a key of baton_kernels.reference.activation.ACTIVATIONS. activations: the values of hidden_act that are
-    served."""
+    the MLP, a key of baton_kernels.reference.activation.ACTIVATIONS."""
 
-    activations: ClassVar[Mapping[str, str]] = HIDDEN_ACTS
     rms_norm_eps: float
     norm_offset: float = 0.0
     activation: str = "silu"
@@ -86,18 +84,17 @@ def read_llama_config(
     eps: float | None = None,
     sinks: bool = False,
     activation: str = "silu",
-    activations: Mapping[str, str] | None = None,
+    activations: Mapping[str, str] = HIDDEN_ACTS,
     **facts: Any,
 ) -> Kind:
     """Return the config of a config.json with Llama's fields.
 
     windows: the sliding window of each layer; None = no layer has one. scale: of attention scores; None = head_dim **
     -0.5. rope, eps: None = read from Llama's fields. sinks: all layers have them. activation: the family's default of
-    hidden_act. activations: the values that it may have, as in HIDDEN_ACTS; None = those of kind, which is the family's
-    config class. facts: the fields that it adds to Llama's.
+    hidden_act. activations: the values that it may have, as in HIDDEN_ACTS. kind: the family's config class. facts: the
+    fields that it adds to Llama's.
     """
-    served = kind.activations if activations is None else activations
-    activation = served[file.choice("hidden_act", activation, tuple(served))]
+    activation = activations[file.choice("hidden_act", activation, tuple(activations))]
     heads, hidden, layers = (file.count(name) for name in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
     kv_heads = file.count("num_key_value_heads", defaults.num_kv_heads or heads)
     head_dim = file.count("head_dim", defaults.head_dim or hidden // heads)

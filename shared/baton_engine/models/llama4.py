@@ -77,8 +77,9 @@ class Llama4Layer(LlamaLayer):
             return super().make_mlp(config, source, layer)
         source, experts, hidden = self.block(source, 1), config.num_experts, config.hidden_size
         router = Router(source.at("router"), config.routing, experts, hidden)
-        held = load_joined_experts(source.at("experts"), experts, hidden, config.expert_size, JoinedForm())
-        shared = shared_expert(source.at("shared_expert"), config.shared_size, hidden)
+        form = JoinedForm(activation=config.activation)
+        held = load_joined_experts(source.at("experts"), experts, hidden, config.expert_size, form)
+        shared = shared_expert(source.at("shared_expert"), config.shared_size, hidden, config.activation)
         return WithSharedExpert(ScaledInputMlp(router, held, source.ranks), shared, source.ranks)
 
 

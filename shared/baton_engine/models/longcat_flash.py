@@ -71,7 +71,8 @@ class _First(DeepseekLayer):
         mlp, sparse = LlamaLayer.make_mlp(self, config, source, layer), source.at("mlp")
         total, hidden = config.num_experts + config.identities, config.hidden_size
         correction = sparse.take("router.e_score_correction_bias", (total,), dtype=torch.float32)
-        experts = load_experts(sparse.at("experts"), NAMES, config.num_experts, hidden, config.expert_size)
+        names = NAMES.gated(config.activation)
+        experts = load_experts(sparse.at("experts"), names, config.num_experts, hidden, config.expert_size)
         router, count = sparse.at("router.classifier"), config.num_experts
         return _Both(
             mlp, IdentityExperts(router, config.routing, experts, count, config.identities, hidden, correction)

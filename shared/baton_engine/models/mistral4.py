@@ -29,7 +29,8 @@ _ROPE = {
 
 class Mistral4Layer(DeepseekLayer):
     def load_experts(self, config: SparseConfig, source: Source) -> ExpertsMethod:
-        return load_joined_experts(source, config.num_experts, config.hidden_size, config.expert_size, JoinedForm())
+        form = JoinedForm(activation=config.activation)
+        return load_joined_experts(source, config.num_experts, config.hidden_size, config.expert_size, form)
 
 
 class Mistral4(Llama):

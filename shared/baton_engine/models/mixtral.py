@@ -22,7 +22,8 @@ class MixtralLayer(LlamaLayer):
         assert isinstance(config, SparseConfig)
         source, experts, hidden = source.at("block_sparse_moe"), config.num_experts, config.hidden_size
         router = Router(source.at("gate"), config.routing, experts, hidden, correction=self.correction(config, source))
-        held = load_experts(source.at("experts"), _NAMES, experts, hidden, config.expert_size)
+        names = _NAMES.gated(config.activation)
+        held = load_experts(source.at("experts"), names, experts, hidden, config.expert_size)
         return ExpertMlp(router, held, source.ranks)
 
     def correction(self, config: SparseConfig, source: Source) -> torch.Tensor | None:

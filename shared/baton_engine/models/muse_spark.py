@@ -75,7 +75,7 @@ class MuseSparkLayer(MuseLayer):
             router,
             Linear(source, ["pre_expert_proj"], [inner], hidden),
             RmsNorm(source.at("pre_expert_norm"), inner, config.rms_norm_eps, offset),
-            load_joined_experts(experts, count, inner, config.expert_size, JoinedForm()),
+            load_joined_experts(experts, count, inner, config.expert_size, JoinedForm(activation=config.activation)),
             ScaledInputNorm(experts.at("post_expert_norm"), inner, config.post_norm_eps, offset),
             Linear(source, ["post_expert_proj"], [hidden], inner),
             source.ranks,

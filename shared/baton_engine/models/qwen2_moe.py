@@ -21,11 +21,11 @@ from .sparse_config import SparseConfig, read_dense_layers, read_experts_per_tok
 NAMES = ExpertNames(gate="gate_proj", up="up_proj", down="down_proj")
 
 
-def shared_expert(source: Source, size: int, hidden: int) -> GatedMlp:
+def shared_expert(source: Source, size: int, hidden: int, activation: str) -> GatedMlp:
     """Return the expert that all tokens use, as far as this rank computes it."""
     gate_up = Linear(source, ["gate_proj", "up_proj"], [size, size], hidden, shard=Columns(source.ranks))
     down = Linear(source, ["down_proj"], [hidden], size, shard=Rows(source.ranks, joins=False))
-    return GatedMlp(gate_up, down, "silu")
+    return GatedMlp(gate_up, down, activation)
 
 
 class SparseQwenLayer(LlamaLayer):
@@ -40,12 +40,13 @@ class SparseQwenLayer(LlamaLayer):
         experts = ExpertMlp(router, held, source.ranks)
         if not shared:
             return experts
-        mlp = shared_expert(source.at("shared_expert"), shared, hidden)
+        mlp = shared_expert(source.at("shared_expert"), shared, hidden, config.activation)
         gate = Linear(source, ["shared_expert_gate"], [1], hidden, sensitive=True)
         return WithSharedExpert(experts, mlp, source.ranks, gate)
 
     def load_experts(self, config: SparseConfig, source: Source) -> ExpertsMethod:
-        return load_experts(source, NAMES, config.num_experts, config.hidden_size, config.expert_size)
+        names = NAMES.gated(config.activation)
+        return load_experts(source, names, config.num_experts, config.hidden_size, config.expert_size)
 
 
 class Qwen2Moe(Llama):

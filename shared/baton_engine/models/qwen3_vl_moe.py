@@ -13,7 +13,8 @@ from .sparse_config import SparseConfig
 
 class _JoinedLayer(SparseQwenLayer):
     def load_experts(self, config: SparseConfig, source: Source) -> ExpertsMethod:
-        return load_joined_experts(source, config.num_experts, config.hidden_size, config.expert_size, JoinedForm())
+        form = JoinedForm(activation=config.activation)
+        return load_joined_experts(source, config.num_experts, config.hidden_size, config.expert_size, form)
 
 
 class Qwen3VlMoe(Qwen3Moe):

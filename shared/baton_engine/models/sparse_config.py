@@ -1,13 +1,12 @@
 """The config of models whose layers have experts."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_kernels.reference.routing import Routing
 
-from .llama import SILU, LlamaConfig
+from .llama import LlamaConfig
 
 
 class SparseConfig(LlamaConfig, frozen=True, kw_only=True):
@@ -17,8 +16,6 @@ class SparseConfig(LlamaConfig, frozen=True, kw_only=True):
     expert that all tokens use, 0 = there is none. dense_layers: the layers with an MLP in place of experts.
     """
 
-    # The kernels of experts compute no other gates.
-    activations: ClassVar[Mapping[str, str]] = SILU
     num_experts: int
     expert_size: int
     routing: Routing

@@ -19,7 +19,7 @@ from baton_kernels.reference.activation import LimitedGate
 from baton_kernels.reference.routing import Routing
 
 from .laguna import LagunaConfig, LagunaLayer
-from .llama import Defaults, Llama, LlamaConfig, read_llama_config
+from .llama import SILU, Defaults, Llama, LlamaConfig, read_llama_config
 from .sliding_windows import partial_rope
 from .sparse_config import SparseConfig, read_experts_per_token, read_layers_without_experts
 
@@ -104,6 +104,7 @@ class Step3p5(Llama):
             ConfigFile({**file.fields, "num_attention_heads": max(heads), "head_dim": dim}),
             Defaults(_CONTEXT, num_kv_heads=8, rms_norm_eps=1e-5),
             tuple(window if kind == _KINDS[1] else None for kind in kinds),
+            activations=SILU,
             scale=file.number("query_pre_attn_scalar", dim) ** -0.5,
             rope=rope,
             window_rope=window_rope,
