@@ -857,6 +857,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "fuyu": ("fuyu", {"initializer_range": 0.25}),
     "phi4-multimodal": ("phi4_multimodal", {**LONGROPE, "tie_word_embeddings": True}),
     "gemma3-tied": ("gemma3", {"initializer_range": 0.1}),
+    "gemma3-gelu": ("gemma3", {"initializer_range": 0.1, "hidden_activation": "gelu"}),
+    "gemma3n-silu": ("gemma3n", {"initializer_range": 0.1, "hidden_activation": "silu"}),
+    "gemma4-small-silu": ("gemma4_small", {"initializer_range": 0.1, "hidden_activation": "silu"}),
     "gemma3n": ("gemma3n", {"initializer_range": 0.1}),
     "gemma3n-untied-sizes": (
         "gemma3n",

@@ -20,6 +20,7 @@ from baton_engine.shard import Columns, Heads, Rows
 from baton_engine.source import Source
 
 from .decoder import ResidualDecoder
+from .llama import HIDDEN_ACTS
 from .sliding_windows import ropes_by_window
 
 _OFFSET = 1.0  # the checkpoint stores a norm's weight minus this
@@ -27,6 +28,7 @@ _OFFSET = 1.0  # the checkpoint stores a norm's weight minus this
 
 class Gemma3Config(ModelConfig, frozen=True, kw_only=True):
     rms_norm_eps: float
+    activation: str
     bias: bool  # of the attention's projections
     qk_norm: bool
     rope: Rope  # of layers without a window
@@ -45,7 +47,6 @@ Kind = TypeVar("Kind", bound=Gemma3Config)
 
 def read_gemma_config(kind: type[Kind], file: ConfigFile, context: int, **facts: Any) -> Kind:
     """Return the config of a config.json with Gemma's fields. facts: the fields in which the versions differ."""
-    file.choice("hidden_activation", "gelu_pytorch_tanh", ("gelu_pytorch_tanh",))
     file.require_absent("use_bidirectional_attention", False)
     heads, kv_heads = file.count("num_attention_heads", 8), file.count("num_key_value_heads", 4)
     head_dim = file.count("head_dim", 256)
@@ -63,6 +64,7 @@ def read_gemma_config(kind: type[Kind], file: ConfigFile, context: int, **facts:
         eos_token_ids=file.eos_token_ids or (1,),
         rms_norm_eps=file.number("rms_norm_eps", 1e-6),
         bias=file.flag("attention_bias"),
+        activation=HIDDEN_ACTS[file.choice("hidden_activation", "gelu_pytorch_tanh", tuple(HIDDEN_ACTS))],
         **facts,
     )
 
@@ -86,7 +88,7 @@ class Gemma3Layer:
         self.attention = Attention(config, layer, source, qkv, output, rotary, norms)
         self.input_norm = RmsNorm(source.at("input_layernorm"), hidden, eps, _OFFSET).before(self.attention)
         self.post_attention_norm = RmsNorm(source.at("post_attention_layernorm"), hidden, eps, _OFFSET)
-        self.mlp = GatedMlp(gate_up, down, "gelu_tanh")
+        self.mlp = GatedMlp(gate_up, down, config.activation)
         self.pre_mlp_norm = RmsNorm(source.at("pre_feedforward_layernorm"), hidden, eps, _OFFSET).before(self.mlp)
         self.post_mlp_norm = RmsNorm(source.at("post_feedforward_layernorm"), hidden, eps, _OFFSET)
 

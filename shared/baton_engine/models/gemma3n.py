@@ -18,6 +18,7 @@ from baton_engine.layers.norm import WideRmsNorm
 from baton_engine.layers.rope import rotary_tables
 from baton_engine.shard import Columns, Ranks, Rows
 from baton_engine.source import Source
+from baton_kernels.reference.activation import ACTIVATIONS
 
 from .decoder import Decoder
 from .gemma2 import set_softcap
@@ -59,10 +60,13 @@ class _SparseMlp:
     """A gated MLP in which only those hidden units count whose gates are far above the mean (Li et al., "The Lazy
     Neuron Phenomenon", 2022)."""
 
-    def __init__(self, gate_up: Linear, down: Linear, size: int, sparsity: float, ranks: Ranks) -> None:
+    def __init__(
+        self, gate_up: Linear, down: Linear, size: int, sparsity: float, activation: str, ranks: Ranks
+    ) -> None:
         """size: hidden units of all ranks. sparsity: the fraction that would be 0 if gates had a normal
         distribution."""
         self._gate_up, self._down, self._size, self._ranks = gate_up, down, size, ranks
+        self._activation = ACTIVATIONS[activation]
         self._deviations = float(torch.special.ndtri(torch.tensor(sparsity)))
         self.inputs = gate_up.inputs
 
@@ -73,7 +77,7 @@ class _SparseMlp:
         mean = self._mean(wide)
         deviation = self._mean((wide - mean).square()).sqrt()
         above = functional.relu(wide - (mean + deviation * self._deviations)).to(gate.dtype)
-        return self._down(functional.gelu(above, approximate="tanh").mul_(up))
+        return self._down(self._activation(above).mul_(up))
 
     def _mean(self, values: torch.Tensor) -> torch.Tensor:
         """Return the mean of the values [T, units] of all ranks, [T, 1] float32."""
@@ -131,13 +135,15 @@ class _Gemma3nLayer:
         down = Linear(mlp, ["down_proj"], [hidden], inner, shard=Rows(ranks))
         sparsity = config.sparsities[layer]
         self.mlp = (
-            _SparseMlp(gate_up, down, inner, sparsity, ranks) if sparsity else GatedMlp(gate_up, down, "gelu_tanh")
+            _SparseMlp(gate_up, down, inner, sparsity, config.activation, ranks)
+            if sparsity
+            else GatedMlp(gate_up, down, config.activation)
         )
         self.input_norm = WideRmsNorm(source.at("input_layernorm"), hidden, eps)
         self.post_attention_norm = WideRmsNorm(source.at("post_attention_layernorm"), hidden, eps)
         self.pre_mlp_norm = WideRmsNorm(source.at("pre_feedforward_layernorm"), hidden, eps).before(self.mlp)
         self.post_mlp_norm = WideRmsNorm(source.at("post_feedforward_layernorm"), hidden, eps)
-        self.input_gate = InputGate(source, config.input_size, hidden, eps)
+        self.input_gate = InputGate(source, config.input_size, hidden, eps, config.activation)
 
     def __call__(self, x: torch.Tensor, ctx: Context, given: torch.Tensor) -> torch.Tensor:
         """x: [T, versions, hidden]. given: this layer's own input, [T, size]. Returns [T, versions, hidden]."""

@@ -35,7 +35,7 @@ class _Experts:
         scales = router.take("per_expert_scale", (count,), dtype=torch.float32)
         self._router = Router(router.at("proj"), config.routing, count, hidden, scales=scales)
         self._input_norm = WideRmsNorm(source.at("pre_feedforward_layernorm_2"), hidden, eps)
-        form = JoinedForm(activation="gelu_tanh")
+        form = JoinedForm(activation=config.activation)
         self._experts = load_joined_experts(source.at("experts"), count, hidden, config.expert_size, form)
         self._ranks = source.ranks
 
@@ -54,13 +54,16 @@ class Gemma4Layer:
         self.attention = attention_of(config.of_layer(layer), source, layer, rotary, shares_keys)
         mlp, columns, rows = source.at("mlp"), Columns(source.ranks), Rows(source.ranks)
         gate_up = Linear(mlp, ["gate_proj", "up_proj"], [inner, inner], hidden, shard=columns)
-        self.mlp = GatedMlp(gate_up, Linear(mlp, ["down_proj"], [hidden], inner, shard=rows), "gelu_tanh")
+        down = Linear(mlp, ["down_proj"], [hidden], inner, shard=rows)
+        self.mlp = GatedMlp(gate_up, down, config.activation)
         self.input_norm = WideRmsNorm(source.at("input_layernorm"), hidden, eps).before(self.attention)
         self.post_attention_norm = WideRmsNorm(source.at("post_attention_layernorm"), hidden, eps)
         self.pre_mlp_norm = WideRmsNorm(source.at("pre_feedforward_layernorm"), hidden, eps).before(self.mlp)
         self.post_mlp_norm = WideRmsNorm(source.at("post_feedforward_layernorm"), hidden, eps)
         self.scalar = source.take("layer_scalar", (1,))
-        self.input_gate = InputGate(source, config.input_size, hidden, eps) if config.input_size else None
+        self.input_gate = None
+        if config.input_size:
+            self.input_gate = InputGate(source, config.input_size, hidden, eps, config.activation)
         self.experts = None
         if config.num_experts:
             self.experts = _Experts(config, source)

@@ -1,12 +1,12 @@
 """Inputs that each layer gets for each token beside the hidden states (Gemma Team, Gemma 3n, 2025)."""
 
 import torch
-from torch.nn import functional
 
 from baton_engine.layers.embedding import Embedding
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.norm import WideRmsNorm
 from baton_engine.source import Source
+from baton_kernels.reference.activation import ACTIVATIONS
 
 
 class LayerInputs:
@@ -32,12 +32,12 @@ class LayerInputs:
 class InputGate:
     """Turns a layer's own input into what it adds to the hidden states, which decide how much of it counts."""
 
-    def __init__(self, source: Source, size: int, hidden: int, eps: float) -> None:
+    def __init__(self, source: Source, size: int, hidden: int, eps: float, activation: str) -> None:
+        self._activation = ACTIVATIONS[activation]
         self._gate = Linear(source, ["per_layer_input_gate"], [size], hidden)
         self._projection = Linear(source, ["per_layer_projection"], [hidden], size)
         self._norm = WideRmsNorm(source.at("post_per_layer_input_norm"), hidden, eps)
 
     def __call__(self, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
         """x: [T, hidden]. given: [T, size]. Returns a new tensor [T, hidden]."""
-        gate = functional.gelu(self._gate(x), approximate="tanh")
-        return self._norm(self._projection(gate.mul_(given)))
+        return self._norm(self._projection(self._activation(self._gate(x)).mul_(given)))
