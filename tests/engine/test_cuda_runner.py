@@ -61,7 +61,13 @@ def make_requests(seed: int) -> list[Request]:
     ]
 
 
-GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24}
+# Fields of a family's tiny model.
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "gemma4": {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24},
+    "falcon": {"alibi": True, "num_attention_heads": 6, "hidden_size": 96},
+    "mistral": {"hidden_act": "relu"},
+    "mixtral": {"hidden_act": "quick_gelu"},
+}
 
 
 @pytest.mark.parametrize(
@@ -77,6 +83,7 @@ GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2
         "gpt_neox",
         "falcon",
         "granite",
+        "mistral",
         "olmo2",
         "mixtral",
         "qwen",
@@ -101,7 +108,7 @@ GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2
     ],
 )
 def test_same_tokens_of_other_families(tiny_model: MakeModel, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tiny_model(family, initializer_range=0.1, **(GEMMA4_EXPERTS if family == "gemma4" else {}))
+    folder = tiny_model(family, initializer_range=0.1, **OVERRIDES.get(family, {}))
     settings = {"max_num_seqs": 5, "max_num_batched_tokens": 32, "block_size": 4, "max_model_len": 160}
     expected = generate(make_engine(folder, **settings), make_requests(7)[:12])
     pretend(monkeypatch)
