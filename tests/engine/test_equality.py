@@ -860,6 +860,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3-gelu": ("gemma3", {"initializer_range": 0.1, "hidden_activation": "gelu"}),
     "gemma3n-silu": ("gemma3n", {"initializer_range": 0.1, "hidden_activation": "silu"}),
     "gemma4-small-silu": ("gemma4_small", {"initializer_range": 0.1, "hidden_activation": "silu"}),
+    "gemma3-softcap": ("gemma3", {"initializer_range": 0.1, "final_logit_softcapping": 5.0}),
     "gemma3n": ("gemma3n", {"initializer_range": 0.1}),
     "gemma3n-untied-sizes": (
         "gemma3n",

@@ -483,7 +483,11 @@ def test_slopes_of_bloom(heads: int) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"final_logit_softcapping": 30.0}, ["final_logit_softcapping 30.0", "Gemma3ForCausalLM"]),
+        ({"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping 50.0", "Gemma3ForCausalLM"]),
+        (
+            {"architectures": ["Gemma3ForConditionalGeneration"], "final_logit_softcapping": 30.0},
+            ["final_logit_softcapping 30.0", "Gemma3ForConditionalGeneration"],
+        ),
         ({"use_bidirectional_attention": True}, ["use_bidirectional_attention"]),
         ({"layer_types": ["full_attention"]}, ["layer_types", "one for each of 7 layers"]),
         ({"num_attention_heads": "4"}, ["num_attention_heads", "'4'", "integer"]),

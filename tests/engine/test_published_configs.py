@@ -668,6 +668,9 @@ def test_gemma_3n() -> None:
     assert isinstance(config, Gemma3nConfig)
     assert (config.kv_layers, config.kv_layer(28), config.kv_layer(29), config.input_vocab) == (20, 18, 19, 262144)
     assert (config.rope.theta, config.window_rope.theta, config.logit_softcap) == (1e6, 1e4, 30.0)
+    bare = parse_model_config({**text, "architectures": ["Gemma3nForCausalLM"], "final_logit_softcapping": None})
+    assert isinstance(bare, Gemma3nConfig)
+    assert bare.logit_softcap == 0.0
     assert config.kv_layout("bfloat16").token_bytes == 20 * 2 * 2 * 256 * 2
     for fields, message in (
         ({"intermediate_size": [8192] * 29}, "intermediate_size"),

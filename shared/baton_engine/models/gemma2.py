@@ -5,40 +5,22 @@ from typing import Any
 
 from baton_engine.attention_spec import AttentionSpec
 from baton_engine.config_file import ConfigFile
-from baton_engine.layers.embedding import Head
 from baton_engine.layers.rope import read_rope
-from baton_engine.source import Source
 
-from .gemma3 import Gemma3, Gemma3Config, read_gemma_config
+from .gemma3 import Gemma3, Gemma3Config, read_gemma_config, read_softcap
 
 
 class Gemma2Config(Gemma3Config, frozen=True, kw_only=True):
-    logit_softcap: float  # logits become softcap * tanh(logits / softcap); 0 = off
-
     def fingerprint_facts(self) -> dict[str, Any]:
         return {**super().fingerprint_facts(), "softcaps": [spec.softcap for spec in self.attention]}
 
 
 def read_softcaps(file: ConfigFile) -> tuple[float, float]:
-    """Return the softcaps of scores and of logits. An explicit null turns one off, unlike an absent field."""
-    scores, logits = (
-        0.0 if file.fields.get(name, 0) is None else file.number(name, default)
-        for name, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0))
-    )
-    return scores, logits
-
-
-def set_softcap(head: Head, cap: float) -> None:
-    """Apply a softcap to the logits of a head; 0 = none."""
-    if cap:
-        head.finish_with(lambda logits: logits.div_(cap).tanh_().mul_(cap))
+    """Return the softcaps of scores and of logits."""
+    return read_softcap(file, "attn_logit_softcapping", 50.0), read_softcap(file, "final_logit_softcapping", 30.0)
 
 
 class Gemma2(Gemma3):
-    def __init__(self, config: Gemma2Config, source: Source, max_positions: int) -> None:
-        super().__init__(config, source, max_positions)
-        set_softcap(self.head, config.logit_softcap)
-
     @classmethod
     def read_config(cls, file: ConfigFile) -> Gemma2Config:
         layers = file.count("num_hidden_layers", 26)

@@ -10,7 +10,7 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.inputs import OutputRows
 from baton_engine.layers.attention import Attention
-from baton_engine.layers.embedding import Embedding
+from baton_engine.layers.embedding import Embedding, Head
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import GatedMlp
 from baton_engine.layers.norm import RmsNorm
@@ -33,6 +33,7 @@ class Gemma3Config(ModelConfig, frozen=True, kw_only=True):
     qk_norm: bool
     rope: Rope  # of layers without a window
     window_rope: Rope
+    logit_softcap: float  # logits become softcap * tanh(logits / softcap); 0 = off
 
     def fingerprint_facts(self) -> dict[str, Any]:
         return {**super().fingerprint_facts(), "rope": self.rope.layout, "window_rope": self.window_rope.layout}
@@ -43,6 +44,17 @@ class Gemma3Config(ModelConfig, frozen=True, kw_only=True):
 
 
 Kind = TypeVar("Kind", bound=Gemma3Config)
+
+
+def read_softcap(file: ConfigFile, name: str, default: float) -> float:
+    """Return a softcap; 0 = off. An explicit null turns it off, unlike an absent field."""
+    return 0.0 if file.fields.get(name, 0) is None else file.number(name, default)
+
+
+def set_softcap(head: Head, cap: float) -> None:
+    """Apply a softcap to the logits of a head; 0 = none."""
+    if cap:
+        head.finish_with(lambda logits: logits.div_(cap).tanh_().mul_(cap))
 
 
 def read_gemma_config(kind: type[Kind], file: ConfigFile, context: int, **facts: Any) -> Kind:
@@ -117,11 +129,14 @@ class Gemma3(ResidualDecoder):
         ]
         self.norm = RmsNorm(inside.at("norm"), hidden, config.rms_norm_eps, _OFFSET)
         self.head = self.make_head(config, source)
+        set_softcap(self.head, config.logit_softcap)
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> Gemma3Config:
-        for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-            file.require_absent(name)
+        # transformers applies no softcap to scores in this family, nor to the logits of the model that reads images.
+        file.require_absent("attn_logit_softcapping")
+        if file.architecture != "Gemma3ForCausalLM":
+            file.require_absent("final_logit_softcapping")
         layers, context = file.count("num_hidden_layers", 26), file.count("max_position_embeddings", 131072)
         scale, window = file.number("query_pre_attn_scalar", 256) ** -0.5, file.count("sliding_window", 4096)
         theta, window_theta = file.number("rope_theta", 1e6), file.number("rope_local_base_freq", 10000.0)
@@ -138,6 +153,7 @@ class Gemma3(ResidualDecoder):
             rope=rope,
             window_rope=window_rope,
             qk_norm=True,
+            logit_softcap=read_softcap(file, "final_logit_softcapping", 0.0),
         )
 
 

@@ -21,8 +21,7 @@ from baton_engine.source import Source
 from baton_kernels.reference.activation import ACTIVATIONS
 
 from .decoder import Decoder
-from .gemma2 import set_softcap
-from .gemma3 import read_gemma_config
+from .gemma3 import read_gemma_config, read_softcap, set_softcap
 from .layer_inputs import InputGate, LayerInputs
 from .shared_kv import SharedKvConfig, attention_of
 from .sliding_windows import ropes_by_window
@@ -228,7 +227,7 @@ class Gemma3n(Decoder):
             window_rope=window_rope,
             qk_norm=True,
             shared_layers=file.integer("num_kv_shared_layers", 15),
-            logit_softcap=file.number("final_logit_softcapping", 30.0),
+            logit_softcap=read_softcap(file, "final_logit_softcapping", 30.0),
             input_size=file.count("hidden_size_per_layer_input", 256),
             input_vocab=file.count("vocab_size_per_layer_input", 262144),
             mlp_sizes=tuple(sizes),

@@ -19,7 +19,7 @@ from baton_engine.shard import Columns, Rows
 from baton_engine.source import Source
 
 from .decoder import Decoder
-from .gemma2 import set_softcap
+from .gemma3 import set_softcap
 from .gemma4_config import Gemma4Config, read_gemma4_config
 from .layer_inputs import InputGate, LayerInputs
 from .shared_kv import attention_of

@@ -11,7 +11,7 @@ from baton_engine.layers.norm import RmsNorm, UnitNorm
 from baton_engine.layers.rope import read_rope_before_norms
 from baton_engine.source import Source
 
-from .gemma2 import set_softcap
+from .gemma3 import read_softcap, set_softcap
 from .layer_norm_llama import plain_mlp
 from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
 
@@ -57,7 +57,7 @@ class NanoChat(Llama):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
-        bias, cap = file.flag("attention_bias"), "final_logit_softcapping"
+        bias = file.flag("attention_bias")
         return read_llama_config(
             NanoChatConfig,
             file,
@@ -67,6 +67,5 @@ class NanoChat(Llama):
             qkv_bias=bias,
             output_bias=bias,
             qk_norm=True,
-            # An explicit null turns the softcap off, unlike an absent field.
-            logit_softcap=0.0 if file.fields.get(cap, 0) is None else file.number(cap, 15.0),
+            logit_softcap=read_softcap(file, "final_logit_softcapping", 15.0),
         )

@@ -17,11 +17,10 @@ from .gemma3 import Gemma3Config
 
 
 class SharedKvConfig(Gemma3Config, frozen=True, kw_only=True):
-    """shared_layers: how many layers have no keys and values of their own, the last ones. logit_softcap: as in
-    Gemma2Config. input_size, input_vocab: as LayerInputs has them; 0 = layers have no inputs of their own."""
+    """shared_layers: how many layers have no keys and values of their own, the last ones. input_size, input_vocab: as
+    LayerInputs has them; 0 = layers have no inputs of their own."""
 
     shared_layers: int
-    logit_softcap: float
     input_size: int
     input_vocab: int
 

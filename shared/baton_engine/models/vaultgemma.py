@@ -8,7 +8,8 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.source import Source
 
 from .gemma import Gemma
-from .gemma2 import read_softcaps, set_softcap
+from .gemma2 import read_softcaps
+from .gemma3 import set_softcap
 from .llama import Defaults, LlamaConfig, LlamaLayer, read_llama_config
 from .sliding_windows import windows_in_turn
 
