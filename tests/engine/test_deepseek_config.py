@@ -154,7 +154,7 @@ def test_fields_that_are_not_there_have_the_defaults_of_transformers(fields: dic
         ({**V2_LITE, "scoring_func": "sigmoid"}, ["scoring_func", "sigmoid", "softmax"]),
         ({**V2_LITE, "topk_method": "noaux_tc"}, ["topk_method", "noaux_tc", "group_limited_greedy"]),
         ({**V3, "topk_method": "greedy"}, ["topk_method", "greedy", "noaux_tc"]),
-        ({**V3, "attention_bias": True}, ["attention_bias", "DeepseekV3ForCausalLM"]),
+        ({**V3, "mlp_bias": True}, ["mlp_bias", "DeepseekV3ForCausalLM"]),
         ({**V3, "n_group": 7}, ["n_group", "7", "256 experts"]),
         ({**V3, "qk_rope_head_dim": 63}, ["qk_rope_head_dim", "63", "even"]),
         ({**V3, "kv_lora_rank": 0}, ["kv_lora_rank", "at least 1"]),

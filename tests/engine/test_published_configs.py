@@ -1346,7 +1346,7 @@ def test_longcat_flash() -> None:
     assert parse_model_config({"architectures": ["LongcatFlashForCausalLM"]}) == config
     for name, value in (
         ("router_bias", True), ("zero_expert_type", "copy"), ("attention_method", "GQA"), ("mla_scale_q_lora", False),
-        ("qk_head_dim", 64), ("head_dim", 128), ("attention_bias", True),
+        ("qk_head_dim", 64), ("head_dim", 128), ("attention_bias", 1),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=name):
             parse_model_config({"architectures": ["LongcatFlashForCausalLM"], **fields, name: value})

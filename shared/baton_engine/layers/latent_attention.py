@@ -22,11 +22,12 @@ class Queries:
     One product computes the first step of both.
 
     low_rank: elements of a compressed vector from which the queries are computed; None = they are computed from the
-    hidden state. plain: the norm of that vector is a plain tensor, because other products take it, too.
+    hidden state. plain: the norm of that vector is a plain tensor, because other products take it, too. bias: the first
+    step has biases, except for queries that are computed from the hidden state.
     """
 
     def __init__(
-        self, source: Source, spec: LatentSpec, hidden: int, heads: int, low_rank: int | None, plain: bool
+        self, source: Source, spec: LatentSpec, hidden: int, heads: int, low_rank: int | None, plain: bool, bias: bool
     ) -> None:
         queries = heads * spec.query_dim
         first = "q_proj" if low_rank is None else "q_a_proj"
@@ -34,7 +35,9 @@ class Queries:
         shard = by_heads if low_rank is None else REPLICATED
         sizes = [low_rank or queries, spec.latent_dim]
         self._size = shard.outputs(sizes)[0].stop - shard.outputs(sizes)[0].start
-        self._down = Linear(source, [first, "kv_a_proj_with_mqa"], sizes, hidden, shard=shard)
+        names, joint = [first, "kv_a_proj_with_mqa"], bias and low_rank is not None
+        self._down = Linear(source, names, sizes, hidden, bias=joint, shard=shard)
+        self._bias = source.take(f"{names[1]}.bias", (spec.latent_dim,)) if bias and not joint else None
         self._up: Linear | None = None
         self.inputs = self._down.inputs
         if low_rank is not None:
@@ -46,6 +49,8 @@ class Queries:
         the vectors from which the queries are computed."""
         both = self._down(x)
         q, kv = both[:, : self._size], both[:, self._size :]
+        if self._bias is not None:
+            kv += self._bias
         if self._up is None:
             return q, kv, x
         compressed = self._norm(q)
@@ -55,12 +60,12 @@ class Queries:
 class LatentAttention:
     """Latent attention of one layer (DeepSeek-AI, "DeepSeek-V2", 2024).
 
-    low_rank: as in Queries. rotary: cosines and sines as rotary_tables returns them for rope_dim. interleaved: the
-    projections return the two elements of each rotated pair side by side. scales: the factor of the queries at each
-    position, [positions]; None = 1 everywhere. latent_scale: the factor of the latents after their norm. Both ways of
-    latent attention share one copy of the weights that turn latents into keys and values. indexer: selects the tokens
-    that this layer and later ones attend to; None = the layer attends to all tokens, or to those that an earlier layer
-    has selected.
+    low_rank: as in Queries. bias: as in Queries, and the output has one, too. rotary: cosines and sines as
+    rotary_tables returns them for rope_dim. interleaved: the projections return the two elements of each rotated pair
+    side by side. scales: the factor of the queries at each position, [positions]; None = 1 everywhere. latent_scale:
+    the factor of the latents after their norm. Both ways of latent attention share one copy of the weights that turn
+    latents into keys and values. indexer: selects the tokens that this layer and later ones attend to; None = the layer
+    attends to all tokens, or to those that an earlier layer has selected.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class LatentAttention:
         hidden: int,
         heads: int,
         low_rank: int | None,
+        bias: bool,
         rotary: tuple[torch.Tensor, torch.Tensor],
         interleaved: bool,
         scales: torch.Tensor | None = None,
@@ -82,7 +88,7 @@ class LatentAttention:
         self._layer, self._heads, self._spec, self._ops = layer, own.stop - own.start, spec, source.ops
         self._rotary, self._interleaved, self._scales = rotary, interleaved, scales
         self._indexer = indexer
-        self._queries = Queries(source, spec, hidden, heads, low_rank, plain=indexer is not None)
+        self._queries = Queries(source, spec, hidden, heads, low_rank, indexer is not None, bias)
         self.inputs = self._queries.inputs if indexer is None else NUMBERS
         self._norm = RmsNorm(source.at("kv_a_layernorm"), spec.rank, _EPS)
         if latent_scale != 1.0:
@@ -91,7 +97,8 @@ class LatentAttention:
         rows = slice(own.start * outputs, own.stop * outputs)
         up = source.weight("kv_b_proj", heads * outputs, spec.rank, rows=rows)
         self._up = up.view(self._heads, outputs, spec.rank)
-        self._output = Linear(source, ["o_proj"], [hidden], heads * spec.value_dim, shard=Rows(source.ranks))
+        inputs, rows_of_rank = heads * spec.value_dim, Rows(source.ranks)
+        self._output = Linear(source, ["o_proj"], [hidden], inputs, bias=bias, shard=rows_of_rank)
 
     def __call__(self, x: InputRows, ctx: Context) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]. Afterwards the latents of the tokens are in the cache."""

@@ -68,8 +68,8 @@ class DeepseekLayer(DeepseekExpertsLayer):
             scales = stepped_scales(trained, config.growth, len(rotary[0]), source.dtype, source.device)
         return LatentAttention(
             source, layer, config.latent, hidden=config.hidden_size, heads=config.num_heads, low_rank=config.low_rank,
-            rotary=rotary, interleaved=config.interleaved, scales=scales, latent_scale=config.latent_scale,
-            indexer=self.make_indexer(config, source, layer, rotary),
+            bias=config.qkv_bias, rotary=rotary, interleaved=config.interleaved, scales=scales,
+            latent_scale=config.latent_scale, indexer=self.make_indexer(config, source, layer, rotary),
         )  # fmt: skip
 
     def make_indexer(
@@ -118,14 +118,13 @@ def read_deepseek_config(
     """
     file = ConfigFile({**defaults, **file.fields})
     activation = HIDDEN_ACTS[file.choice("hidden_act", "silu", tuple(HIDDEN_ACTS))]
-    file.require_absent("attention_bias", False)
     file.require_absent("mlp_bias", False)
     layers, heads = file.count("num_hidden_layers"), file.count("num_attention_heads")
     context = file.count("max_position_embeddings")
     experts, size = file.count("n_routed_experts"), file.count("moe_intermediate_size")
     if dense_layers is None:
         dense_layers = read_layers_between_experts(file, layers)
-    spec = _read_spec(file)
+    spec, bias = _read_spec(file), file.flag("attention_bias")
     return DeepseekConfig(
         architecture=file.architecture,
         vocab_size=file.count("vocab_size"),
@@ -143,6 +142,8 @@ def read_deepseek_config(
         rms_norm_eps=file.number("rms_norm_eps", 1e-6),
         rope=read_rope(file, context),
         activation=activation,
+        qkv_bias=bias,
+        output_bias=bias,
         num_experts=experts,
         expert_size=size,
         routing=read_grouped_routing(file, experts, chosen, **how),
