@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import MakeModel
-from tests.models import reference_choices, reference_greedy
+from tests.models import reference_choices, reference_greedy, reference_model
 
 from .harness import assert_idle, generate, make_engine, make_prompt, make_request
 
@@ -1083,6 +1083,21 @@ def test_sinks_of_layers_that_see_all_tokens(tiny_model: MakeModel, tmp_path: Pa
         save_file({**tensors, **sinks}, tmp_path / "model" / "model.safetensors")
         outputs.append(generate(make_engine(tmp_path / "model"), requests).tokens)
     assert outputs[0] == generate(make_engine(folder), requests).tokens != outputs[1]
+
+
+@pytest.mark.parametrize("shape", ["molmo", "molmo-olmo"])
+def test_limits_of_molmo(tiny_model: MakeModel, shape: str) -> None:
+    """As in the authors' code. The models of transformers that stand for it have no limits of their own."""
+    family, overrides = SHAPES[shape]
+    folder = tiny_model(family, **overrides, clip_qkv=0.7)
+    for name, module in reference_model(folder).named_modules():
+        if name.endswith(("q_proj", "k_proj", "v_proj")):
+            module.register_forward_hook(lambda module, inputs, output: output.clamp(-0.7, 0.7))
+    prompt = make_prompt(40)
+    tokens = generate(make_engine(folder), [make_request(0, prompt, 40)]).tokens[0, 0]
+    assert len(set(tokens)) > 3
+    assert tokens == reference_greedy(folder, prompt, 40)
+    assert tokens != reference_greedy(tiny_model(family, **overrides), prompt, 40)
 
 
 def test_longrope_beyond_the_original_context(tiny_model: MakeModel) -> None:

@@ -214,7 +214,7 @@ def test_end_tokens(given: Any, expected: tuple[int, ...]) -> None:
         ({"architectures": None}, ["unknown architecture"]),
         ({"architectures": ["Qwen3NextForCausalLM"]}, ["nearest relative by name is Qwen3ForCausalLM"]),
         ({"architectures": ["GPTNeoXForTokenClassification"]}, ["nearest relative by name is GPTNeoXForCausalLM"]),
-        ({"architectures": ["MolmoForCausalLM"], "clip_qkv": 8.0}, ["clip_qkv", "MolmoForCausalLM"]),
+        ({"architectures": ["OlmoeForCausalLM"], "clip_qkv": "8"}, ["clip_qkv", "'8'", "a number"]),
         ({"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9}, ["num_experts_per_tok", "at most 8"]),
         ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": 3}, ["mlp_only_layers", "list of integers"]),
         ({"architectures": ["HYV3ForCausalLM"], "num_shared_experts": 0}, ["num_shared_experts", "at least 1"]),

@@ -2027,7 +2027,7 @@ def test_molmo() -> None:
     assert isinstance(config, MolmoConfig)
     assert (config.like_olmo, config.vocab_size, config.tie_word_embeddings) == (True, 100352, False)
     for name, value in (
-        ("layer_norm_type", "default"), ("weight_tying", True), ("use_position_ids", False), ("clip_qkv", 8.0),
+        ("layer_norm_type", "default"), ("weight_tying", True), ("use_position_ids", False), ("clip_qkv", "8"),
         ("norm_after", True), ("attention_layer_norm", True), ("intermediate_size", 37887),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=name):

@@ -7,6 +7,7 @@ import torch
 
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
+from baton_engine.layers.limited import Limited
 from baton_engine.source import Source
 
 from .llama import SILU, Defaults, Layer, LlamaConfig, read_llama_config
@@ -19,10 +20,16 @@ _BUILT_IN = {"layer_norm_type": "rms", "weight_tying": False, "use_position_ids"
 
 class MolmoConfig(LlamaConfig, frozen=True, kw_only=True):
     like_olmo: bool  # norms are after blocks, and over all queries and all keys
+    limit: float | None  # of the absolute values of queries, keys and values, before any norm of them
 
 
 class _QwenLayer(MolmoLayer):
     blocks = (None, None)
+
+    def qkv(self, config: LlamaConfig, source: Source) -> Callable[[Any], torch.Tensor]:
+        assert isinstance(config, MolmoConfig)
+        qkv = super().qkv(config, source)
+        return qkv if config.limit is None else Limited(qkv, config.limit)
 
 
 class _OlmoLayer(_QwenLayer, NormedAfterLayer):
@@ -48,7 +55,6 @@ class Molmo(Molmo2):
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
         for name, value in _BUILT_IN.items():
             file.require_absent(name, value)
-        file.require_absent("clip_qkv")
         norms, after = file.flag("attention_layer_norm"), file.flag("norm_after")
         if norms != after:
             raise ConfigError(
@@ -73,4 +79,5 @@ class Molmo(Molmo2):
             eps=file.number("layer_norm_eps", 1e-5),
             qkv_bias=file.flag("qkv_bias"),
             like_olmo=after,
+            limit=None if file.fields.get("clip_qkv") is None else file.number("clip_qkv"),
         )
