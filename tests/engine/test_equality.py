@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from baton_engine.config import ConfigError
 from tests.conftest import MakeModel
 from tests.models import reference_choices, reference_greedy, reference_model
 
@@ -398,6 +399,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "seed-oss": ("seed_oss", {"attention_out_bias": True}),
     "ernie4-5-biases": ("ernie4_5", {"use_bias": True}),
     "ernie4-5-moe": ("ernie4_5_moe", {"num_hidden_layers": 3}),
+    "ernie4-5-moe-biases": ("ernie4_5_moe", {"use_bias": True, "tie_word_embeddings": False}),
+    "ernie4-5-moe-biases-tied": ("ernie4_5_moe", {"use_bias": True}),
     "exaone4-windows": ("exaone4", {}),
     "exaone4-no-windows": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
     "exaone4-no-windows-no-rotation": ("exaone4", {"layer_types": ["full_attention"] * 4}),
@@ -802,7 +805,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek_ocr2",
         {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "n_shared_experts": 1, "rope": "yarn"},
     ),
-    "ernie4-5-vl": ("ernie4_5_vl", {}),
+    "ernie4-5-vl": ("ernie4_5_vl", {"use_bias": True}),
     "ernie4-5-vl-layers": (
         "ernie4_5_vl",
         {"num_hidden_layers": 3, "mlp_layer_types": ["sparse", "dense", "sparse"], "moe_num_shared_experts": 0},
@@ -1083,6 +1086,17 @@ def test_sinks_of_layers_that_see_all_tokens(tiny_model: MakeModel, tmp_path: Pa
         save_file({**tensors, **sinks}, tmp_path / "model" / "model.safetensors")
         outputs.append(generate(make_engine(tmp_path / "model"), requests).tokens)
     assert outputs[0] == generate(make_engine(folder), requests).tokens != outputs[1]
+
+
+def test_biases_of_routed_experts_are_not_served(tiny_model: MakeModel, tmp_path: Path) -> None:
+    """The authors' code of ERNIE 4.5 has them, and transformers has not."""
+    folder = tiny_model("ernie4_5_moe", use_bias=True)
+    shutil.copytree(folder, tmp_path / "model")
+    tensors, name = load_file(folder / "model.safetensors"), "model.layers.1.mlp.experts.0.gate_proj"
+    assert f"{name}.weight" in tensors
+    save_file({**tensors, f"{name}.bias": torch.zeros(40)}, tmp_path / "model" / "model.safetensors")
+    with pytest.raises(ConfigError, match=f"{name} has a bias"):
+        make_engine(tmp_path / "model")
 
 
 @pytest.mark.parametrize("shape", ["molmo", "molmo-olmo"])

@@ -937,7 +937,7 @@ def test_experts_of_text_parts() -> None:
     assert (config.dense_layers, config.num_experts, config.expert_size, config.shared_size) == ({0}, 64, 1536, 3072)
     assert (config.rope.type, config.rope.interleaved, config.tie_word_embeddings) == ("default", True, True)
     for name, value in (
-        ("use_bias", True), ("rope_scaling", {"type": "yarn", "factor": 4.0}), ("moe_num_experts", []),
+        ("use_bias", 1), ("rope_scaling", {"type": "yarn", "factor": 4.0}), ("moe_num_experts", []),
         ("mlp_layer_types", ["dense"]),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match="type" if name == "rope_scaling" else name):
