@@ -634,6 +634,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_chunk_size": 7,
         },
     ),
+    "llama4-two-experts": ("llama4", {"num_experts_per_tok": 2}),
     "llama4-and-images": ("llama4_mm", {"moe_layers": [0, 3]}),
     "kimi-k2-5": ("kimi_k25", {}),
     "granitemoe": ("granitemoe", {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 7.0}),

@@ -34,6 +34,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "sinks": ("gpt_oss", {}, {}),
     "experts": ("qwen3_moe", {"num_experts": 60, "num_experts_per_tok": 5}, {}),
     "a row for each expert of a token": ("muse_spark", {"num_local_experts": 20, "num_experts_per_tok": 3}, {}),
+    "a row for each expert of a token, scaled": ("llama4", {"num_local_experts": 20, "num_experts_per_tok": 3}, {}),
     "a product with one output": ("qwen2_moe", {}, {}),
     "latents": ("deepseek_v3", {"kv_lora_rank": 512}, {"max_num_batched_tokens": 256}),
     "selected tokens": ("deepseek_v32", {"index_topk": 100, "index_n_heads": 4}, {"max_num_batched_tokens": 290}),

@@ -410,7 +410,7 @@ def test_llama_4() -> None:
     config = parse("Llama4ForCausalLM", **{**text, **newer})
     assert isinstance(config, Llama4Config)
     assert (config.sliding_windows, config.growth, len(config.dense_layers)) == ((None,) * 8, 0.0, 7)
-    for name, value in (("num_experts_per_tok", 2), ("layer_types", ["sliding_attention"] * 8), yarn):
+    for name, value in (("num_experts_per_tok", 17), ("layer_types", ["sliding_attention"] * 8), yarn):
         with pytest.raises(ConfigError, match="rope" if name == "rope_scaling" else name):
             parse("Llama4ForCausalLM", **{**text, name: value})
 

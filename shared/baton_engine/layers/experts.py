@@ -100,11 +100,16 @@ class ExpertMlp:
 
 
 class ScaledInputMlp(ExpertMlp):
-    """An MLP with one expert per token, whose input is multiplied by the router's weight (Meta, Llama 4)."""
+    """The sum of the results of a token's experts, whose inputs are multiplied by the router's weights (Meta, Llama
+    4)."""
 
     def part(self, x: InputRows) -> tuple[torch.Tensor, torch.Tensor]:
         x, weights, experts = self._router(x)
-        return x, self._experts((x * weights).to(x.dtype), torch.ones_like(weights), experts)
+        single, count = torch.ones_like(weights).view(-1, 1), weights.shape[1]
+        # Each expert of a token has inputs of its own, and thus a row of its own.
+        rows = (x.repeat_interleave(count, dim=0) if count > 1 else x) * weights.view(-1, 1)
+        results = self._experts(rows.to(x.dtype), single, experts.view(-1, 1))
+        return x, results.view(len(x), count, -1).sum(dim=1) if count > 1 else results
 
 
 class WithSharedExpert:

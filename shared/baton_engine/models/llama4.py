@@ -1,5 +1,5 @@
-"""Llama 4 (Meta, 2025): a router with one expert for each token beside one that all use, chunks in most layers, no
-rotation in the others."""
+"""Llama 4 (Meta, 2025): experts whose inputs the router scales beside one that all tokens use, chunks in most layers,
+no rotation in the others."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -21,7 +21,7 @@ from baton_kernels.reference.routing import Routing
 from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
 from .qwen2_moe import shared_expert
 from .smollm3 import read_rotating
-from .sparse_config import SparseConfig
+from .sparse_config import SparseConfig, read_experts_per_token
 
 _CONTEXT = 131072
 _KINDS = ("full_attention", "chunked_attention")
@@ -88,8 +88,6 @@ class Llama4(Llama):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
-        # The weight of an expert is a factor of its inputs, so that several experts would not share them.
-        file.require_absent("num_experts_per_tok", 1)
         layers, experts = file.count("num_hidden_layers"), file.count("num_local_experts", 16)
         size, context = file.count("intermediate_size", 8192), file.count("max_position_embeddings", _CONTEXT)
         # An empty list stands for the default, too.
@@ -111,7 +109,7 @@ class Llama4(Llama):
             qk_norm=qk_norm,
             num_experts=experts,
             expert_size=size,
-            routing=Routing(1, sigmoid=True),
+            routing=Routing(read_experts_per_token(file, experts, 1), sigmoid=True),
             shared_size=size,
             dense_layers=_dense_layers(file, layers),
             rotating=rotating,
