@@ -122,6 +122,35 @@ def test_inverse_frequencies_are_those_of_transformers_to_the_bit(name: str, hea
     assert ours.rope.attention_factor == factor
 
 
+@pytest.mark.parametrize("original", [None, 128])
+@pytest.mark.parametrize("truncate", [{}, {"truncate": False}])
+@pytest.mark.parametrize("name", [name for name in ROPE_FIELDS if name not in ("default", "longrope")])
+def test_ropes_of_kinds_of_layers_are_those_of_transformers(name: str, truncate: Any, original: int | None) -> None:
+    kinds = {"full_attention": {**ROPE_FIELDS[name], "rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    fields = {
+        "rope_parameters": {**kinds, **truncate},
+        "layer_types": ["sliding_attention", "full_attention"],
+        "max_position_embeddings": 512,
+        "head_dim": 64,
+        **({} if original is None else {"original_max_position_embeddings": original}),
+    }
+    config = transformers.Gemma3TextConfig(num_hidden_layers=2, **copy.deepcopy(fields))
+    expected, factor = ROPE_INIT_FUNCTIONS[kinds["full_attention"]["rope_type"]](config, layer_type="full_attention")
+    ours = parse_model_config({**GEMMA, "num_hidden_layers": 2, **fields})
+    assert torch.equal(inverse_frequencies(ours.rope, 64), expected)
+    assert ours.rope.attention_factor == factor
+
+
+@pytest.mark.parametrize("fields", [{}, {"original_max_position_embeddings": 64}])
+def test_phi_3_has_an_original_context_by_default(fields: dict[str, Any]) -> None:
+    factors = {"short_factor": [1.5] * 8, "long_factor": [2.5] * 8, "original_max_position_embeddings": 128}
+    given = {"max_position_embeddings": 8192, "rope_scaling": {"type": "longrope", **factors}, **fields}
+    config = transformers.Phi3Config(**copy.deepcopy({**given, "hidden_size": 64, "num_attention_heads": 4}))
+    _, factor = ROPE_INIT_FUNCTIONS["longrope"](config)
+    ours = parse_model_config({**LLAMA, "architectures": ["Phi3ForCausalLM"], **given})
+    assert ours.rope.attention_factor == factor
+
+
 @pytest.mark.parametrize("name", ROPE_FIELDS)
 def test_the_older_form_of_rope_is_the_same_rope(name: str) -> None:
     parameters = ROPE_FIELDS[name]

@@ -164,6 +164,15 @@ def parse_rope(given: dict[str, Any], theta: float, context: int, fields: dict[s
     )
 
 
+def parse_layer_rope(given: dict[str, Any], theta: float, context: int, file: ConfigFile) -> Rope:
+    """Return the rope of the layers of one kind, whose parameters are apart from those of other kinds.
+
+    transformers takes original_max_position_embeddings from these alone, but truncate from beside the kinds.
+    """
+    truncate = rope_fields(ConfigFile({**file.fields, "rope_scaling": None})).get("truncate", True)
+    return parse_rope({**given, "truncate": truncate}, theta, context, {})
+
+
 def _factors(given: dict[str, Any], name: str) -> tuple[float, ...]:
     factors = given.get(name)
     if not isinstance(factors, list) or not all(isinstance(factor, int | float) and factor > 0 for factor in factors):

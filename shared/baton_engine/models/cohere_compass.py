@@ -5,7 +5,7 @@ from typing import Any
 
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
-from baton_engine.layers.rope import Rope, parse_rope
+from baton_engine.layers.rope import Rope, parse_layer_rope
 
 from .cohere import Cohere, CohereConfig, read_cohere_config
 from .llama import LlamaConfig
@@ -59,4 +59,4 @@ def _rope(file: ConfigFile, kind: str, types: list[str]) -> Rope:
     parameters = given.part(kind)
     parameters.require_absent("partial_rotary_factor", 1.0)
     context = file.count("max_position_embeddings", 8192)
-    return parse_rope(parameters.fields, parameters.number("rope_theta"), context, file.fields)
+    return parse_layer_rope(parameters.fields, parameters.number("rope_theta"), context, file)

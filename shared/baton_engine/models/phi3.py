@@ -29,6 +29,8 @@ class Phi3(Llama):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        # transformers prefers this default to the same field within rope_scaling.
+        file = file.with_defaults({"original_max_position_embeddings": 4096})
         context = file.count("max_position_embeddings", 4096)
         return read_llama_config(
             LlamaConfig,

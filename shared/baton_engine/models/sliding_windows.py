@@ -7,7 +7,7 @@ import msgspec
 from baton_engine.attention_spec import AttentionSpec
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
-from baton_engine.layers.rope import Rope, parse_rope
+from baton_engine.layers.rope import Rope, parse_layer_rope
 
 
 class WithWindowRope:
@@ -86,7 +86,7 @@ def ropes_by_window(file: ConfigFile, context: int, theta: float, window_theta: 
     by_kind = given if "full_attention" in given or "sliding_attention" in given else {}
     full = by_kind.get("full_attention") or {**(file.fields.get("rope_scaling") or {}), **({} if by_kind else given)}
     window = by_kind.get("sliding_attention") or {}
-    return parse_rope(full, theta, context, file.fields), parse_rope(window, window_theta, context, file.fields)
+    return parse_layer_rope(full, theta, context, file), parse_layer_rope(window, window_theta, context, file)
 
 
 def partial_rope(given: ConfigFile, theta: float, context: int, file: ConfigFile, partial: float = 1.0) -> Rope:
@@ -98,4 +98,4 @@ def partial_rope(given: ConfigFile, theta: float, context: int, file: ConfigFile
     partial = given.number("partial_rotary_factor", partial)
     if not 0 < partial <= 1:
         raise ConfigError(f"partial_rotary_factor in config.json is {partial}; it must be above 0 and at most 1")
-    return msgspec.structs.replace(parse_rope(given.fields, theta, context, file.fields), partial=partial)
+    return msgspec.structs.replace(parse_layer_rope(given.fields, theta, context, file), partial=partial)
