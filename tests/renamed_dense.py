@@ -126,6 +126,23 @@ def _orion(given: Fields) -> Fields:
     return {**dict.fromkeys(absent), "model_type": "orion", "rms_norm_eps": given["layer_norm_eps"]}
 
 
+def _telechat3(given: Fields) -> Fields:
+    rope = _rope(given)["rope_scaling"]
+    if rope is not None:
+        rope = {**rope, "rope_type": "telechat3-yarn", "type": "telechat3-yarn", "attention_factor": None}
+    return {"model_type": "telechat3", "head_dim": given["head_dim"], "rope_scaling": rope}
+
+
+def _iquest_coder(given: Fields) -> Fields:
+    own = {"use_sliding_window": False, "sliding_window": None, "max_window_layers": 0, "clip_qkv": None}
+    return {"model_type": "iquestcoder", "head_dim": given["head_dim"], **own}
+
+
+def _stablelm_epoch(given: Fields) -> Fields:
+    absent = ("layer_norm_eps", "partial_rotary_factor", "qk_layernorm", "use_parallel_residual")
+    return {**dict.fromkeys(absent), "norm_eps": given["layer_norm_eps"], "rope_pct": 0.25}
+
+
 def _with_mtp_layers(given: Fields, tensors: Tensors) -> Tensors:
     """Add some of the tensors of MiMo's layer for multi-token prediction."""
     inside, hidden = "model.mtp_layers.0", given["hidden_size"]
@@ -152,6 +169,11 @@ RENAMED = {
     "exaone": Renamed("ExaoneForCausalLM", "llama", {}, _exaone, _EXAONE),
     "orion": Renamed("OrionForCausalLM", "stablelm", {"partial_rotary_factor": 1.0}, _orion),
     "mimo": Renamed("MiMoForCausalLM", "qwen2", {}, finish=_with_mtp_layers),
+    "xverse": Renamed("XverseForCausalLM", "llama", _ONE_KEY_PER_HEAD),
+    "llama_first": Renamed("LLaMAForCausalLM", "llama", _ONE_KEY_PER_HEAD),
+    "telechat3": Renamed("Telechat3ForCausalLM", "llama", {}, _telechat3),
+    "iquest_coder": Renamed("IQuestCoderForCausalLM", "llama", {}, _iquest_coder),
+    "stablelm_epoch": Renamed("StableLMEpochForCausalLM", "stablelm", {"partial_rotary_factor": 0.25}, _stablelm_epoch),
     "aquila": Renamed("AquilaForCausalLM", "llama", _ONE_KEY_PER_HEAD),
     "pangu_embedded": Renamed("PanguEmbeddedForCausalLM", "llama", {}, _biases),
 }

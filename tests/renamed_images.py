@@ -38,6 +38,17 @@ def _phi3_v(given: Fields) -> Fields:
     return {"model_type": "phi3_v", "img_processor": {}, "rope_scaling": {**scaling, "type": "su"} if scaling else None}
 
 
+def _phi4_mm(given: Fields) -> Fields:
+    return {"model_type": "phi4mm", "embd_layer": {}, "vision_lora": {"r": 8}, "partial_rotary_factor": 0.75}
+
+
+def _with_adapters(given: Fields, tensors: Tensors) -> Tensors:
+    """Put the weights of projections beside those of adapters, which text alone does not use."""
+    moved = {name.replace("_proj.weight", "_proj.base_layer.weight"): tensor for name, tensor in tensors.items()}
+    adapter = "model.layers.0.self_attn.qkv_proj.lora_A.speech.weight"
+    return {"model.embed_tokens_extend.audio_embed.encoder": torch.zeros(4), adapter: torch.ones(8, 64), **moved}
+
+
 def _images_beside(given: Fields, tensors: Tensors) -> Tensors:
     return {"model.vision_embed_tokens.sub_GN": torch.zeros(4), "visual.weight": torch.zeros(4), **tensors}
 
@@ -103,6 +114,7 @@ RENAMED: dict[str, Callable[[Path, Callable[..., Path], dict[str, Any]], None]] 
     "keye": Renamed("KeyeForConditionalGeneration", "qwen3", {}, _keye, finish=_images_beside),
     "keye_1_5": Renamed("KeyeVL1_5ForConditionalGeneration", "qwen3", {}, _keye, finish=_images_beside),
     "phi3_v": Renamed("Phi3VForCausalLM", "phi3", {"pad_token_id": None}, _phi3_v, finish=_images_beside),
+    "phi4_mm": Renamed("Phi4MMForCausalLM", "phi3", {"pad_token_id": None}, _phi4_mm, finish=_with_adapters),
     "molmo": Renamed("MolmoForCausalLM", "qwen2", {}, _molmo, (*_MOLMO, *_BEFORE), _molmo_tensors),
     "molmo_olmo": Renamed("MolmoForCausalLM", "olmo2", {}, _molmo, (*_AFTER, *_MOLMO), _molmo_tensors),
 }

@@ -1,6 +1,7 @@
 """Greedy tokens of the engine are those of transformers in float32, one for one."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ LONGROPE: dict[str, Any] = {
 GROWTH = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32,
     "llama_4_scaling_beta": 0.3,
+}  # fmt: skip
+GROWTH_OF_TELECHAT = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64,
 }  # fmt: skip
 # Together they have each family with each kind of rope, each head size and each number of heads per KV head.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -483,6 +487,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "phi4-mm": ("phi4_mm", {**LONGROPE, "original_max_position_embeddings": 512, "tie_word_embeddings": True}),
     "molmo": ("molmo", {}),
     "molmo-olmo": ("molmo_olmo", {"num_key_value_heads": 4}),
     "nemotron-super": ("decilm", {}),
@@ -946,6 +951,15 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "orion": ("orion", {}),
     "mimo": ("mimo", {}),
     "aquila": ("aquila", {}),
+    "xverse": ("xverse", {}),
+    "llama-first": ("llama_first", {}),
+    "telechat3": (
+        "telechat3",
+        {"rope_parameters": {**GROWTH_OF_TELECHAT, "attention_factor": 0.07 * math.log(8.0) + 1.0}, "head_dim": 32},
+    ),
+    "telechat3-plain-biases": ("telechat3", {"attention_bias": True, "mlp_bias": True, "head_dim": 32}),
+    "iquest-coder": ("iquest_coder", {"attention_bias": True, "rope": "llama3", "head_dim": 32}),
+    "stablelm-epoch": ("stablelm_epoch", {}),
     "pangu-embedded-biases": ("pangu_embedded", {"attention_bias": True}),
 }
 
@@ -988,12 +1002,15 @@ def test_experts_that_are_stored_with_their_inputs_first(tiny_model: MakeModel, 
         ("qwen2-5-omni", "Qwen2_5OmniModel", "thinker_config", "thinker."),
         ("qwen3-omni", "Qwen3OmniMoeForConditionalGeneration", "thinker_config", "thinker."),
         ("internvl-experts", "InternVLChatModel", "llm_config", ""),
+        ("internvl-experts", "InternS1ForConditionalGeneration", "text_config", ""),
         ("internlm2", "InternVLChatModel", "llm_config", "language_model."),
         ("qwen2-yarn", "SkyworkR1VChatModel", "llm_config", "language_model."),
         ("qwen2-yarn", "NVLM_D", "llm_config", "language_model."),
         ("qwen2-tied", "Ovis", "llm_config", "llm."),
         ("gemma2-tied", "Ovis", "llm_config", "llm."),
         ("qwen3-tied-bias-yarn", "Ovis2_5", "llm_config", "llm."),
+        ("qwen3-tied-bias-yarn", "Ovis2_6ForCausalLM", "llm_config", "llm."),
+        ("qwen3-moe", "Ovis2_6_MoeForCausalLM", "llm_config", "llm."),
         ("qwen2-yarn", "NVLM_D_Model", "text_config", "language_model."),
     ],
 )
@@ -1042,6 +1059,9 @@ def test_a_text_part_that_is_a_whole_model_within_another(tiny_model: MakeModel,
     assert head in tensors
     moved = {name if name == head else name.replace(inside, f"{inside}model."): each for name, each in tensors.items()}
     save_file(moved, tmp_path / "model" / "model.safetensors")
+    fields = json.loads((folder / "config.json").read_text())
+    published = {**fields, "architectures": ["HCXVisionV2ForCausalLM"]}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(published))
     outputs = [
         generate(make_engine(each), [make_request(0, make_prompt(20), 20)]).tokens
         for each in (folder, tmp_path / "model")

@@ -2009,6 +2009,34 @@ def test_ovis() -> None:
     assert (config.architecture, config.qk_norm) == ("Ovis2_5/Qwen3ForCausalLM", True)
 
 
+def test_telechat_3() -> None:
+    scaling = {
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 4.0, "original_max_position_embeddings": 8192,
+        "rope_type": "telechat3-yarn", "type": "telechat3-yarn",
+    }  # fmt: skip
+    config = parse(
+        "Telechat3ForCausalLM", attention_bias=False, head_dim=128, hidden_act="silu", max_position_embeddings=32768,
+        mlp_bias=False, model_type="telechat3", rms_norm_eps=1e-5, rope_scaling=scaling, rope_theta=1e6,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    assert (config.rope.type, config.rope.factor, config.rope.theta) == ("yarn", 4.0, 1e6)
+    assert config.rope.attention_factor == 0.07 * math.log(4.0) + 1.0
+
+
+@pytest.mark.parametrize(("name", "value"), [("clip_qkv", 8.0), ("use_sliding_window", True)])
+def test_iquest_coder(name: str, value: Any) -> None:
+    sizes = {name: value for name, value in SIZES.items() if name != "num_key_value_heads"}
+    fields = {
+        **sizes, "architectures": ["IQuestCoderForCausalLM"], "num_attention_heads": 16, "clip_qkv": None,
+        "use_sliding_window": False,
+    }  # fmt: skip
+    config = parse_model_config(fields)
+    assert isinstance(config, LlamaConfig)
+    assert (config.num_kv_heads, config.head_dim, config.rope.theta, config.rms_norm_eps) == (8, 128, 5e5, 1e-5)
+    with pytest.raises(ConfigError, match=name):
+        parse_model_config({**fields, name: value})
+
+
 def test_molmo() -> None:
     fields: dict[str, Any] = {
         "architectures": ["MolmoForCausalLM"], "attention_layer_norm": False, "clip_qkv": None,

@@ -62,6 +62,7 @@ FAMILIES = (
     "baichuan-2", "minicpm", "deepseek-moe-biases-every-second-layer", "ling-biases-normed-head", "ling-2",
     "ling-2-biases-one-group", "telechat", "telechat-groups-tied-longer", "nemotron-super",
     "minicpm-v-2", "minicpm-v-4-5", "phi3-v-su", "molmo", "molmo-olmo", "phi-head-norms-tied", "opt-no-final-norm",
+    "deepseek-v2-biases-plain-queries", "ernie4-5-moe-biases-tied", "llama4-two-experts", "olmoe-limited", "phi4-mm",
 )  # fmt: skip
 
 

@@ -41,6 +41,22 @@ class Phi3(Llama):
         )
 
 
+class Phi4MmLayer(Phi3Layer):
+    output, down = "o_proj.base_layer", "down_proj.base_layer"
+
+    def qkv(self, config: LlamaConfig, source: Source) -> Linear:
+        return fused_qkv(config, source, "qkv_proj.base_layer")
+
+    def gate_up(self, config: LlamaConfig, source: Source) -> Linear:
+        return fused_gate_up(config, source, "gate_up_proj.base_layer")
+
+
+class Phi4Mm(Phi3):
+    """The text part of Phi-4-multimodal as it was first published. Text alone uses none of its adapters."""
+
+    layer = Phi4MmLayer
+
+
 class Phi3V(Phi3):
     """The text part of Phi-3-vision and Phi-3.5-vision, whose configs have longrope under its first name, su."""
 

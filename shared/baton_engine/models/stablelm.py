@@ -43,3 +43,13 @@ class StableLm(LayerNormLlama):
             two_norms=not parallel,
             head_norms=file.flag("qk_layernorm"),
         )
+
+
+class StableLmEpoch(StableLm):
+    """StableLM 3B as it was first published, with other names in config.json."""
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        names = {"layer_norm_eps": "norm_eps", "partial_rotary_factor": "rope_pct"}
+        own = {ours: file.fields[name] for ours, name in names.items() if name in file.fields}
+        return super().read_config(ConfigFile({**file.fields, **own}))
