@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from baton_engine.config import ConfigError
 from tests.conftest import MakeModel
-from tests.models import reference_choices, reference_greedy, reference_model
+from tests.models import ROPES, reference_choices, reference_greedy, reference_model
 
 from .harness import assert_idle, generate, make_engine, make_prompt, make_request
 
@@ -1005,6 +1005,7 @@ def test_experts_that_are_stored_with_their_inputs_first(tiny_model: MakeModel, 
         ("internvl-experts", "InternS1ForConditionalGeneration", "text_config", ""),
         ("internlm2", "InternVLChatModel", "llm_config", "language_model."),
         ("qwen2-yarn", "SkyworkR1VChatModel", "llm_config", "language_model."),
+        ("mistral-window", "H2OVLChatModel", "llm_config", "language_model."),
         ("qwen2-yarn", "NVLM_D", "llm_config", "language_model."),
         ("qwen2-tied", "Ovis", "llm_config", "llm."),
         ("gemma2-tied", "Ovis", "llm_config", "llm."),
@@ -1107,6 +1108,40 @@ def test_sinks_of_layers_that_see_all_tokens(tiny_model: MakeModel, tmp_path: Pa
         save_file({**tensors, **sinks}, tmp_path / "model" / "model.safetensors")
         outputs.append(generate(make_engine(tmp_path / "model"), requests).tokens)
     assert outputs[0] == generate(make_engine(folder), requests).tokens != outputs[1]
+
+
+_SARVAM_MLA = {
+    "num_experts": 8, "n_routed_experts": None, "num_shared_experts": 1, "n_shared_experts": None,
+    "rope_parameters": None, "rope_scaling": {**ROPES["yarn of DeepSeek"], "rope_type": "deepseek_yarn"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "architecture", "changed"),
+    [
+        ("bailing_moe_v2", {}, "SarvamMoEForCausalLM", {}),
+        (
+            "bailing_moe_v2",
+            {"n_shared_experts": 2},
+            "Param2MoEForCausalLM",
+            {"moe_shared_expert_intermediate_size": 80},
+        ),
+        ("deepseek_v3", {"rope": "yarn of DeepSeek"}, "SarvamMLAForCausalLM", _SARVAM_MLA),
+        ("qwen2", {}, "DotsOCRForCausalLM", {"vision_config": {"embed_dim": 32}}),
+    ],
+)
+def test_the_weights_of_a_family_with_another_config(
+    tiny_model: MakeModel, tmp_path: Path, family: str, overrides: Any, architecture: str, changed: Any
+) -> None:
+    folder = tiny_model(family, **overrides)
+    shutil.copytree(folder, tmp_path / "model")
+    fields = {**json.loads((folder / "config.json").read_text()), "architectures": [architecture], **changed}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(fields))
+    outputs = [
+        generate(make_engine(each), [make_request(0, make_prompt(40), 20)]).tokens
+        for each in (folder, tmp_path / "model")
+    ]
+    assert outputs[0] == outputs[1]
 
 
 def test_biases_of_routed_experts_are_not_served(tiny_model: MakeModel, tmp_path: Path) -> None:

@@ -1647,6 +1647,37 @@ def test_ling_2() -> None:
             parse("BailingMoeV2ForCausalLM", **{**fields, name: value})
 
 
+def test_sarvam_and_param_2() -> None:
+    least = parse_model_config({"architectures": ["SarvamMoEForCausalLM"]})
+    assert isinstance(least, SparseConfig)
+    assert (least.num_experts, least.routing.count, least.routing.scale, least.head_dim) == (128, 6, 2.5, 256)
+    assert (least.rope.theta, least.max_position_embeddings, least.num_kv_heads) == (1e4, 4096, 4)
+    param = {"moe_intermediate_size": 512, "num_shared_experts": 2, "moe_shared_expert_intermediate_size": 1024}
+    config = parse_model_config({"architectures": ["Param2MoEForCausalLM"], **param})
+    assert isinstance(config, SparseConfig)
+    assert (config.shared_size, config.num_experts, config.rope.theta) == (1024, 256, 6e5)
+    with pytest.raises(ConfigError, match="moe_shared_expert_intermediate_size"):
+        parse_model_config({"architectures": ["Param2MoEForCausalLM"], **param, "num_shared_experts": 1})
+    latent: dict[str, Any] = {
+        "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 512, "num_attention_heads": 64,
+        "rope_scaling": {
+            "type": "deepseek_yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096,
+        },
+    }  # fmt: skip
+    config = parse("SarvamMLAForCausalLM", **latent)
+    assert isinstance(config, DeepseekConfig)
+    assert (config.low_rank, config.num_experts, config.shared_size, config.dense_layers) == (None, 128, 512, {0})
+    assert (config.routing.scale, config.routing.groups, config.rope.type) == (2.5, 1, "yarn")
+    assert config.latent.scale == pytest.approx(192**-0.5 * (0.1 * math.log(40) + 1) ** 2)
+    for name, value in (
+        ("rms_norm_eps", 1e-5), ("moe_layer_freq", 2), ("moe_router_enable_expert_bias", False),
+        ("score_function", "softmax"), ("moe_shared_expert_intermediate_size", 1024),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=name):
+            parse("SarvamMLAForCausalLM", **latent, **{name: value})
+
+
 LLAMA_NEMOTRON = {
     "architectures": ["DeciLMForCausalLM"], "attention_bias": False, "bos_token_id": 128000,
     "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu", "hidden_size": 8192, "intermediate_size": None,

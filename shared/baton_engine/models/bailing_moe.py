@@ -23,6 +23,12 @@ _DEFAULTS = {
     "num_attention_heads": 16, "num_experts": 256, "num_experts_per_tok": 8, "num_shared_experts": 1, "n_group": 8,
     "topk_group": 4, "moe_intermediate_size": 512, "eos_token_id": 156892,
 }  # fmt: skip
+# Those of the authors' configuration class of Sarvam 30B, where they differ from those of Ling 2.0.
+_DEFAULTS_OF_SARVAM = {
+    "vocab_size": 262144, "hidden_size": 4096, "intermediate_size": 8192, "num_hidden_layers": 19, "num_experts": 128,
+    "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 1024, "head_dim": 256,
+    "routed_scaling_factor": 2.5, "max_position_embeddings": 4096, "rope_theta": 10000.0, "eos_token_id": 1,
+}  # fmt: skip
 # Fields of later models, with the values that change nothing in the first ones.
 _OF_LATER_ONES: dict[str, tuple[Any, ...]] = {
     "use_sliding_window": (False,), "use_qk_norm": (False,), "score_function": ("softmax",),
@@ -122,6 +128,24 @@ class BailingV2(Llama):
             ),
             **_sizes(file, experts, 1, 1),
         )
+
+
+class SarvamMoe(BailingV2):
+    """Sarvam 30B (Sarvam AI, 2026)."""
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        return super().read_config(file.with_defaults(_DEFAULTS_OF_SARVAM))
+
+
+class Param2Moe(BailingV2):
+    """Param 2 (BharatGen, 2026). Its config counts the hidden units of all experts together that all tokens use."""
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        file, total = file.with_defaults(_DEFAULTS), "moe_shared_expert_intermediate_size"
+        file.require_absent(total, file.integer("num_shared_experts") * file.count("moe_intermediate_size"))
+        return super().read_config(ConfigFile({**file.fields, total: None}))
 
 
 def _sizes(file: ConfigFile, experts: int, shared: int, dense: int) -> dict[str, Any]:

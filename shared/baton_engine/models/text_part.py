@@ -52,6 +52,7 @@ TEXT_PARTS: dict[str, str] = {
     "FuyuForCausalLM": "PersimmonForCausalLM",
     "Phi3VForCausalLM": "Phi3VTextModel",
     "Phi4MMForCausalLM": "Phi4MmTextModel",
+    "DotsOCRForCausalLM": "Qwen2ForCausalLM",
     "KeyeForConditionalGeneration": "Qwen3ForCausalLM",
     "KeyeVL1_5ForConditionalGeneration": "Qwen3ForCausalLM",
     # The weights of its adapters for images and sound are apart.
@@ -95,6 +96,7 @@ ANY_TEXT_PART: dict[str, str] = {
     "DeepseekVLHybridForConditionalGeneration": "llama",
     "QianfanOCRForConditionalGeneration": "qwen3",
     "SkyworkR1VChatModel": "qwen2",
+    "H2OVLChatModel": "mistral",
     "NVLM_D": "qwen2",
     "NVLM_D_Model": "qwen2",
 }
