@@ -97,6 +97,10 @@ ANY_TEXT_PART: dict[str, str] = {
     "QianfanOCRForConditionalGeneration": "qwen3",
     "SkyworkR1VChatModel": "qwen2",
     "H2OVLChatModel": "mistral",
+    "RForConditionalGeneration": "qwen3",
+    "BeeForConditionalGeneration": "qwen3",
+    "TarsierForConditionalGeneration": "llama",
+    "Eagle2_5_VLForConditionalGeneration": "qwen2",
     "NVLM_D": "qwen2",
     "NVLM_D_Model": "qwen2",
 }
