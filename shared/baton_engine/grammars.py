@@ -26,12 +26,24 @@ _MOST_THREADS = 4
 # llguidance follows references between rules by recursion, with about 4 KB of stack for each. One grammar can hold
 # thousands of them.
 _STACK_BYTES = 256 << 20
-# The number of items bounds the time of a mask: about 30 ms for this many, all of them ambiguous. A state of the lexer
-# takes up to 2 KB. The first fuel of the lexer bounds what a compilation takes: with the library's default, a regular
-# expression of 64 KB takes 2 GB and ten seconds. Lists of 4,500 words and schemas of 700 numbers need less than this.
-# Without verbose_errors, messages quote neither the grammar nor the parser's state.
+# Items bound the time of a mask: about 30 ms for 1,000 in each row of the parser, all of them ambiguous. But the
+# library counts them after it has made a row, and compares all items of a row with each other. A mask of usual grammars
+# makes fewer than 5,000. With the library's default, rules that refer to themselves at their ends take up to a second
+# in each mask. A state of the lexer takes up to 2 KB. The first fuel of the lexer bounds what a compilation takes: with
+# the library's default, a regular expression of 64 KB takes 2 GB and ten seconds. Lists of 4,500 words and schemas of
+# 700 numbers need less than this. Without verbose_errors, messages quote neither the grammar nor the parser's state.
 _LIMITS = LLParserLimits(
-    max_items_in_row=1000, max_lexer_states=50_000, initial_lexer_fuel=100_000, verbose_errors=False
+    max_items_in_row=1000,
+    step_max_items=8000,
+    max_lexer_states=50_000,
+    initial_lexer_fuel=100_000,
+    verbose_errors=False,
+)
+# Names, texts, expressions and operators in a Lark grammar. All of them may meet in one row, which takes up to 0.5 s
+# then.
+_MOST_LARK_PARTS = 10_000
+_LARK_PART = re.compile(
+    r"""(?:\#|//)[^\n]*|%json\s*(?=\{)|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\])+/|<[^<>\s]+>|[@\w-]+|[|?*+~[{]""", re.ASCII
 )
 _LONGEST_MESSAGE = 300
 # A weak model may repeat white space forever, so its length is bounded. 32 characters can indent a deeply nested value.
@@ -212,7 +224,20 @@ def _from_gbnf(text: str) -> str:
 
 def _lark(text: str) -> str:
     check_embedded_schemas(text)
+    if _lark_parts(text) > _MOST_LARK_PARTS:
+        raise ValueError(f"it has more than {_MOST_LARK_PARTS} names, texts, expressions and operators")
     return LLMatcher.grammar_from_lark(text)
+
+
+def _lark_parts(text: str) -> int:
+    """Count the parts of a Lark grammar, without its comments and without those of the JSON schemas in it."""
+    count = at = 0
+    while part := _LARK_PART.search(text, at):
+        at = part.end()
+        if part[0].startswith("%json"):
+            _, at = json.JSONDecoder().raw_decode(text, at)
+        count += not part[0].startswith(("#", "//"))
+    return count
 
 
 def _json(schema: str) -> str:

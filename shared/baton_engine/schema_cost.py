@@ -6,6 +6,8 @@ import re
 from decimal import Decimal
 from typing import Any
 
+from .schema_alternatives import MOST_COMBINED, Combinations
+
 # The library visits each remainder of a division by `multipleOf`: this many take half a second and 25 MB.
 _MOST_REMAINDERS = 100_000
 # The library compares all patterns of names with each other: this many take 0.2 s, and a thousand take minutes.
@@ -22,6 +24,7 @@ class _Cost:
 
     def __init__(self) -> None:
         self.name_patterns = 0
+        self.combined = 0  # alternatives
         self._divisors: set[Decimal] = set()
         self._combines = False  # whether a number may have to be a multiple of several divisors
 
@@ -65,7 +68,8 @@ def check_embedded_schemas(lark: str) -> None:
 def _cost(text: str, start: int) -> _Cost:
     cost = _Cost()
     try:
-        json.JSONDecoder(object_pairs_hook=cost.see, parse_int=float).raw_decode(text, start)
+        schema, _ = json.JSONDecoder(object_pairs_hook=cost.see, parse_int=float).raw_decode(text, start)
+        cost.combined = Combinations(schema).count
     except RecursionError:
         raise ValueError("a JSON schema in it is nested too deeply") from None
     except ValueError as error:
@@ -74,6 +78,8 @@ def _cost(text: str, start: int) -> _Cost:
 
 
 def _check(costs: list[_Cost]) -> None:
+    if sum(cost.combined for cost in costs) > MOST_COMBINED:
+        raise ValueError(f"the parts that must match at once have more than {MOST_COMBINED} alternatives together")
     if sum(cost.name_patterns for cost in costs) > _MOST_NAME_PATTERNS:
         raise ValueError(f"it has more than {_MOST_NAME_PATTERNS} 'patternProperties'")
     if sum(cost.remainders for cost in costs) > _MOST_REMAINDERS:

@@ -344,6 +344,39 @@ def test_a_grammar_that_becomes_too_complex_is_an_error(llama: Path) -> None:
     assert transcript.reasons[0, 0] is FinishReason.ERROR
 
 
+def test_rules_that_refer_to_themselves_at_their_ends_do_not_fill_a_row(llama: Path) -> None:
+    # After each "a" the next mask ends all rules, in as many places as there are letters. The time is quadratic.
+    rules = "".join(f"\nx{index}: A x{index} | B" for index in range(50))
+    text = "start: " + " | ".join(f"x{index}" for index in range(50)) + rules + "\nA: /a/\nB: /b/"
+    biased = {"logit_bias": {TOKENIZER.convert_tokens_to_ids("a"): 100.0}, "max_tokens": 200}
+    transcript = run(make_engine(llama), constrained(0, grammar=grammar(GrammarKind.EBNF, text), **biased))
+    assert transcript.reasons[0, 0] is FinishReason.ERROR
+    few = grammar(GrammarKind.EBNF, "start: x\nx: A x | B\nA: /a/\nB: /b/")
+    transcript = run(make_engine(llama), constrained(0, grammar=few, **biased))
+    assert transcript.reasons[0, 0] is FinishReason.LENGTH
+
+
+def test_a_lark_grammar_has_a_limited_number_of_parts(llama: Path) -> None:
+    schema = {"enum": [f"value {index}" for index in range(2500)]}
+    allowed = [
+        f"start: %json {json.dumps(schema)} // " + "a | " * 6000,
+        "start: WORD\nWORD: " + " | ".join(f'"word{index}"' for index in range(4500)),
+        'start: "' + "a | " * 6000 + '" # " | ',
+        "start: /" + "a | " * 600 + "/",
+    ]
+    refused = [
+        "start: " + " | ".join(["a"] * 6000) + '\na: b a | b\nb: "b"',
+        "start: " + "a? " * 6000 + '\na: b a | b\nb: "b"',
+        f"start: a %json {json.dumps(schema)} " + "a? " * 6000 + '\na: b a | b\nb: "b"',
+    ]
+    grammars = Grammars(llama, len(TOKENIZER))
+    for text in allowed:
+        assert not grammars.compile(grammar(GrammarKind.EBNF, text)).result(timeout=60).failed
+    for text in refused:
+        with pytest.raises(GrammarError, match="more than 10000"):
+            grammars.compile(grammar(GrammarKind.EBNF, text)).result(timeout=60)
+
+
 def test_a_mask_that_takes_too_much_is_an_error(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton_engine.grammars._LIMITS", LLParserLimits(step_lexer_fuel=20, verbose_errors=False))
     rule = grammar(GrammarKind.REGEX, "([a-z]{3,9}|[a-f0-9]{2,20}(xy|z)*){1,9}")
@@ -525,6 +558,12 @@ def test_a_grammar_applies_behind_what_stands_around_it(llama: Path) -> None:
     assert run(make_engine(llama, num_blocks=600), *later).tokens == whole.tokens
 
 
+_UNION = {"anyOf": [{"$ref": "#/$defs/any"}] * 200}
+_UNION_OF_ANCHORS = {"anyOf": [{"$ref": "#any"}] * 200}
+_ANY = {"$defs": {"any": {"$anchor": "any"}, "union": _UNION, "property": {"properties": {"a": _UNION}}}}
+_PROPERTY = {"$ref": "#/$defs/property"}
+
+
 def _patterns(count: int) -> dict[str, Any]:
     return {"patternProperties": {f"^(a|b)*{index:05}$": {"type": "string"} for index in range(count)}}
 
@@ -540,6 +579,13 @@ def _patterns(count: int) -> dict[str, Any]:
         ({"type": "integer", "multipleOf": 1009, "anyOf": [{"multipleOf": 1013}, {}]}, "multipleOf"),
         ({"properties": {f"p{index}": {"multipleOf": 10_007 + index} for index in range(10)}}, "multipleOf"),
         (_patterns(300), "patternProperties"),
+        # Each lists 200 alternatives, twice: a mask or the compilation compares 40,000 of them for 6 seconds.
+        ({**_UNION, "allOf": [_UNION], **_ANY}, "alternatives"),
+        ({**_UNION_OF_ANCHORS, "allOf": [_UNION_OF_ANCHORS], **_ANY}, "alternatives"),
+        ({"$ref": "#/$defs/union", "allOf": [{"$ref": "#/$defs/union"}], **_ANY}, "alternatives"),
+        ({"properties": {"b": {"allOf": [_PROPERTY, _PROPERTY]}}, **_ANY}, "alternatives"),
+        ({"properties": {"a": _UNION}, "patternProperties": {"^a": _UNION}, **_ANY}, "alternatives"),
+        ({"prefixItems": [_UNION], "allOf": [{"items": _UNION}], **_ANY}, "alternatives"),
     ],
 )
 def test_a_schema_that_would_take_all_memory_or_minutes_is_refused(llama: Path, schema: Any, words: str) -> None:
@@ -572,8 +618,21 @@ def test_a_schema_that_would_take_all_memory_or_minutes_is_refused(llama: Path, 
         },
         {"type": "integer", "allOf": [{"multipleOf": 4}, {"multipleOf": 6}]},
         _patterns(20),
+        {"type": ["string", "null"], "enum": [f"value {index}" for index in range(3000)]},
+        {
+            "type": "object",
+            "anyOf": [{"$ref": f"#/$defs/kind{index}"} for index in range(300)],
+            "$defs": {f"kind{index}": {"properties": {"kind": {"const": index}}} for index in range(300)},
+        },
+        {
+            "allOf": [{"$ref": f"#/$defs/part{index}"} for index in range(30)],
+            "$defs": {
+                f"part{index}": {"properties": {f"a{index}": {"anyOf": [{"$ref": "#/$defs/part0"}, {"type": "null"}]}}}
+                for index in range(30)
+            },
+        },
     ],
 )
-def test_usual_multiples_and_patterns_of_names_are_allowed(llama: Path, schema: Any) -> None:
+def test_usual_multiples_patterns_and_alternatives_are_allowed(llama: Path, schema: Any) -> None:
     for kind, text in ((GrammarKind.JSON_SCHEMA, schema), (GrammarKind.EBNF, f"start: %json {json.dumps(schema)}")):
         assert not Grammars(llama, len(TOKENIZER)).compile(grammar(kind, text)).result(timeout=60).failed
