@@ -128,7 +128,7 @@ class GatewaySettings(PeerSettings):
     retries_per_s: float = Field(default=10, ge=0)
     """Retries per second that are allowed in addition to retry_share."""
     head_timeout_s: float = Field(default=15, gt=0)
-    """Seconds a client may take to send a request's headers."""
+    """Seconds a client may take for a TLS handshake, and to send a request's headers."""
     body_timeout_s: float = Field(default=30, gt=0)
     """Seconds a client may take to send a request's body."""
     keepalive_s: float = Field(default=15, gt=0)

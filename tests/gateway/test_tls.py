@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import ssl
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import trustme
 
 from baton_gateway.web import server
 from baton_gateway.web.certificate import Certificate
+from baton_gateway.web.connections import Connections
 
 from .harness import events, pods, running
 
@@ -76,6 +78,46 @@ async def test_a_new_certificate_is_used_for_new_connections(
         async with asyncio.timeout(10):
             while await served_name(stack.port) != "after.test":
                 await asyncio.sleep(0.05)
+
+
+@pytest.mark.processes
+async def test_a_handshake_that_never_ends_counts_as_a_connection(model_folder: Path, tmp_path: Path):
+    certificate = Certificate(*write_certificate(tmp_path))
+    async with pods() as decodes, running(model_folder, decodes, certificate=certificate) as stack:
+        connections = stack.server.config.connections = Connections(2)
+        silent = [await asyncio.open_connection("127.0.0.1", stack.port) for _ in range(2)]
+        await stack.until(lambda: len(connections._all) == 2)
+        assert await served_name(stack.port) == "localhost"
+        async with asyncio.timeout(5):
+            assert await silent[0][0].read() == b""
+        assert not silent[1][0].at_eof()
+        silent[1][1].close()
+        await stack.until(lambda: not connections._all)
+
+
+@pytest.mark.processes
+async def test_a_handshake_that_takes_too_long(model_folder: Path, tmp_path: Path):
+    certificate = Certificate(*write_certificate(tmp_path))
+    async with pods() as decodes, running(model_folder, decodes, certificate=certificate, head_timeout_s=0.3) as stack:
+        silent, half = [await asyncio.open_connection("127.0.0.1", stack.port) for _ in range(2)]
+        half[1].write(bytes.fromhex("160301020001000200"))  # the first bytes of a handshake
+        async with asyncio.timeout(10):
+            assert await silent[0].read() == await half[0].read() == b""
+        assert not stack.server.config.connections._all
+
+
+@pytest.mark.processes
+async def test_a_connection_that_does_not_end_tls_makes_room_at_once(model_folder: Path, tmp_path: Path):
+    certificate = Certificate(*write_certificate(tmp_path))
+    async with pods() as decodes, running(model_folder, decodes, certificate=certificate) as stack:
+        stack.server.config.connections = Connections(1)
+        plain = socket.create_connection(("127.0.0.1", stack.port))
+        with await asyncio.to_thread(trusting().wrap_socket, plain, server_hostname="localhost"):
+            held = stack.server.server_state.connections
+            await stack.until(lambda: len(held) == 1)
+            [first] = held
+            assert await served_name(stack.port) == "localhost"
+            await stack.until(lambda: first not in held)
 
 
 def test_files_that_do_not_belong_together_are_refused(tmp_path: Path):

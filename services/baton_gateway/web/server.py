@@ -23,6 +23,7 @@ from .admin import AdminServer
 from .body import declared_length
 from .certificate import Certificate
 from .connections import Connections, most_connections
+from .handshake import Handshake
 
 MAX_HEAD_BYTES = 64 * 1024
 # Most bytes that a request may send after its headers, as a multiple of max_body_bytes. The rest of a refused body is
@@ -61,7 +62,15 @@ class ServerConfig(uvicorn.Config):
     def load(self) -> None:
         super().load()
         if self.certificate is not None:
-            self.ssl = self.certificate.context
+            # uvicorn has no `ssl` here, because Handshake begins TLS.
+            self.http_protocol_class = self._start_tls  # type: ignore[assignment]
+
+    def _start_tls(self, **arguments: Any) -> Handshake:
+        assert self.certificate is not None
+        make_protocol = functools.partial(GatewayProtocol, **arguments)
+        return Handshake(
+            make_protocol, self.certificate.context, self.connections, self.services.settings.head_timeout_s
+        )
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -93,11 +102,8 @@ class GatewayProtocol(HttpToolsProtocol):
             self._refuse(overloaded("The gateway has too many connections. Try again later."))
 
     def drop(self) -> None:
-        if self.transport.get_write_buffer_size():
-            # The client does not read, so that closing would wait for it.
-            self.transport.abort()
-        else:
-            self.transport.close()
+        # Closing would wait for a client that does not read, or does not end TLS.
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self)
