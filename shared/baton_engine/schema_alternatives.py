@@ -168,8 +168,8 @@ class Combinations:
         for found in self._roots:
             for step in fragment.split("/")[1:]:
                 key = step.replace("~1", "/").replace("~0", "~")
-                if isinstance(found, list) and key.isdigit() and int(key) < len(found):
-                    found = found[int(key)]
+                if isinstance(found, list) and key[:9].isdecimal() and int(key[:9]) < len(found):
+                    found = found[int(key[:9])]
                 elif isinstance(found, dict) and key in found:
                     found = found[key]
                 else:
@@ -185,7 +185,7 @@ def _any_of(shapes: Iterable[_Shape], joined: bool = True) -> _Shape:
         options += shape.options if isinstance(shape, _Alternatives) else [shape] if shape != "nothing" else []
     if joined and None in options:
         return None
-    others = [option for option in options if option != "value"]
+    others: list[_Shape] = [option for option in options if option != "value"]
     options = ["value", *others] if len(others) < len(options) else others
     return _Alternatives(options) if len(options) > 1 else options[0] if options else "nothing"
 
