@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -72,6 +73,75 @@ async def test_answers_of_one_tenant_are_bounded_together(tmp_path: Path, model_
             task.cancel()
         await stack.until(lambda: "greedy" not in memory or not memory["greedy"].kept)
         assert (await send("greedy")).status_code == 200
+
+
+def buffer_little(stack: Stack) -> None:
+    """Let the system hold few unsent bytes of the gateway's new connections."""
+    for server in stack.server.servers:
+        for each in server.sockets:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+
+
+@asynccontextmanager
+async def unread_answer(stack: Stack, path: str, content: bytes) -> AsyncIterator[asyncio.StreamReader]:
+    """Send a request on a connection that takes little before its answer is read."""
+    plain = socket.socket()
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    plain.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(plain, ("127.0.0.1", stack.port))
+    reader, writer = await asyncio.open_connection(sock=plain, limit=1024)
+    writer.write(
+        b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(content), content)
+    )
+    try:
+        yield reader
+    finally:
+        writer.close()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+async def test_unread_answers_with_tokens_are_bounded(model_folder: Path, monkeypatch, path: str):
+    async with pods(max_model_len=2**20) as decodes, running(model_folder, decodes) as stack:
+        buffer_little(stack)
+        body: dict[str, Any] = {"tokens": [7] * 1_000_000}
+        if path == "/tokenize":
+            body = {"prompt": "hello world " * 50_000, "return_token_strs": True}
+        size = len((await stack.http.post(path, json=body)).content)
+        monkeypatch.setattr(MAX_KEPT_BYTES, (size + 1) // 2)
+        connections, memory = stack.server.server_state.connections, stack.gateway.services.replies._memory
+        content = json.dumps(body).encode()
+
+        def kept() -> int:
+            return sum(tenant.kept for tenant in memory.values())
+
+        async with unread_answer(stack, path, content), unread_answer(stack, path, content) as second:
+            await stack.until(lambda: kept() == 2 * size)
+            assert all(each.transport.get_write_buffer_size() < 4 * WRITE_BYTES for each in connections)
+            refused = await stack.http.post(path, json=body)
+            assert (refused.status_code, error_of(refused)["code"]) == (503, "server_is_overloaded")
+            head = await second.readuntil(b"\r\n\r\n")
+            assert b"content-length: %d\r\n" % size in head
+            assert len(await second.readexactly(size)) == size
+        await stack.until(lambda: not kept())
+        monkeypatch.setattr("baton_gateway.answers.whole_answer.SLOW_READER_TIMEOUT_S", 0.1)
+        await stack.http.aclose()
+        async with unread_answer(stack, path, content):
+            await stack.until(lambda: kept() == size)
+            await stack.until(lambda: not connections)
+
+
+@pytest.mark.processes
+async def test_the_end_of_an_answer_that_is_not_read_keeps_no_connection(model_folder: Path):
+    async with pods(max_model_len=2**20) as decodes, running(model_folder, decodes) as stack:
+        stack.server.config.timeout_keep_alive = 1
+        connections = stack.server.server_state.connections
+        await stack.http.aclose()
+        buffer_little(stack)
+        content = json.dumps({"tokens": [7] * 60_000}).encode()
+        async with unread_answer(stack, "/detokenize", content):
+            await stack.until(lambda: any(each.transport.get_write_buffer_size() for each in connections))
+            await stack.until(lambda: not connections)
 
 
 @pytest.mark.processes

@@ -77,8 +77,7 @@ class ReplyMaker:
             choices += [make_choice() for _ in range(request.choices)]
             await pace.yield_to_loop()
         record.prompt_tokens = sum(map(len, prompts))
-        tenant = self._memory.setdefault(record.client.tenant, TenantMemory())
-        memory = AnswerMemory(tenant, keeps=shape.keeps or not request.stream)
+        memory = self.memory(record, keeps=shape.keeps or not request.stream)
         generation = Generation(
             pool.fleet,
             submits,
@@ -91,6 +90,10 @@ class ReplyMaker:
             request.priority or 0,
         )
         return Reply(generation, choices, shape, self._options(request), record, self._metrics, request.choices, memory)
+
+    def memory(self, record: RequestRecord, keeps: bool) -> AnswerMemory:
+        """Return the memory of a new answer, which counts for the request's tenant."""
+        return AnswerMemory(self._memory.setdefault(record.client.tenant, TenantMemory()), keeps)
 
     def _trace(self, model: Model, pool: Pool, request: GenerationRequest, record: RequestRecord) -> str:
         """Begin the span of a request if tracing is on. Return the `traceparent` for the pods, or ""."""

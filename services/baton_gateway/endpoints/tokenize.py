@@ -4,6 +4,7 @@ import msgspec
 from starlette.responses import Response
 
 from ..answers.shapes import encoded_list
+from ..answers.whole_answer import WholeAnswer
 from ..errors import bad_request
 from ..requests.bodies import DetokenizeRequest, TokenizeRequest
 from ..requests.chat_messages import read_conversation
@@ -35,7 +36,7 @@ async def to_tokens(services: Services, body: TokenizeRequest, record: RequestRe
     content, count = await services.turns.run(answer, record.body_bytes, record.client)
     if record.reservation is not None:
         record.reservation.used = count
-    return _json(content)
+    return WholeAnswer(content, services.replies.memory(record, keeps=True))
 
 
 async def to_text(services: Services, body: DetokenizeRequest, record: RequestRecord) -> Response:
@@ -45,8 +46,5 @@ async def to_text(services: Services, body: DetokenizeRequest, record: RequestRe
     def decode() -> bytes:
         return msgspec.json.encode({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
-    return _json(await services.turns.run(decode, len(body.tokens), record.client))
-
-
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+    content = await services.turns.run(decode, len(body.tokens), record.client)
+    return WholeAnswer(content, services.replies.memory(record, keeps=True))

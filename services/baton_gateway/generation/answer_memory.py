@@ -39,12 +39,15 @@ class AnswerMemory:
 
         Raises ApiError: 400 when the answer is too large, 503 when the tenant's answers together are.
         """
-        size = _size(tokens, logprobs, copies)
-        self._kept += size
-        self._tenant.kept += size
+        self.keep_bytes(_size(tokens, logprobs, copies))
         if self._kept > MAX_KEPT_BYTES:
             message = "The answer is too long to be kept until its end: stream it, or ask for less at once."
             raise bad_request(message, "stream", "answer_too_large")
+
+    def keep_bytes(self, size: int) -> None:
+        """Count bytes that are kept until the end. Raises ApiError 503 when the tenant's answers are too large."""
+        self._kept += size
+        self._tenant.kept += size
         if self._tenant.kept > MAX_KEPT_ANSWERS * MAX_KEPT_BYTES:
             raise overloaded("Too many long answers are kept until their end at the same time. Try again later.")
 

@@ -105,6 +105,13 @@ class GatewayProtocol(HttpToolsProtocol):
         # Closing would wait for a client that does not read, or does not end TLS.
         self.transport.abort()
 
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():
+            # Closing would wait for ever for a client that does not read the end of its last answer.
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self)
         self._head_done()
