@@ -336,7 +336,7 @@ async def test_lengths_that_int_does_not_read(stack: Stack, length: bytes, statu
 
     scope = {"type": "http", "headers": [(b"content-length", length)]}
     with pytest.raises(ApiError) as caught:
-        await BodyReader(100, 1).read(Request(scope, receive), "a")
+        await BodyReader(100, 1, 9).read(Request(scope, receive), "a")
     assert caught.value.status == status
 
 

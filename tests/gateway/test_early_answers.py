@@ -16,6 +16,7 @@ import pytest_asyncio
 from baton_gateway.web import server
 from baton_gateway.web.body import MAX_ARRIVING
 from baton_gateway.web.certificate import Certificate
+from baton_gateway.web.connections import most_connections
 
 from .fake_worker import Job, hang, say
 from .harness import Stack, events, pods, raw_connection, running
@@ -282,6 +283,25 @@ async def test_unfinished_bodies_of_a_tenant_are_bounded(model_folder: Path):
             writer.close()
         await stack.until(lambda: not stack.server.server_state.tasks)
         assert (await stack.complete("x" * (MAX_BODY - 1000))).status_code == 400  # only its prompt is too long
+
+
+@pytest.mark.processes
+async def test_the_number_of_unfinished_bodies_of_a_tenant_is_bounded(model_folder: Path, monkeypatch):
+    monkeypatch.setattr("baton_gateway.web.app.UNFINISHED_SHARE", most_connections() // 3)
+    async with pods() as decodes, running(model_folder, decodes) as stack:
+        connections = [await asyncio.open_connection("127.0.0.1", stack.port) for _ in range(4)]
+        for _, writer in connections:
+            writer.write(head(100) + b"x")
+        answers = [asyncio.create_task(read_answer(reader)) for reader, _ in connections]
+        await stack.until(lambda: any(answer.done() for answer in answers))
+        assert [answer.result()[0] for answer in answers if answer.done()] == [503]
+        connections[0][1].write(b"x" * 99)
+        assert (await answers[0])[0] == 400  # no JSON
+        for answer, (_, writer) in zip(answers, connections, strict=True):
+            answer.cancel()
+            writer.close()
+        await stack.until(lambda: not stack.server.server_state.tasks)
+        assert (await stack.complete()).status_code == 200
 
 
 async def test_many_unfinished_bodies_hold_no_memory(keyed: Stack):

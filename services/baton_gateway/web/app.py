@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI
@@ -31,9 +31,11 @@ from ..requests.response_body import ResponseRequest
 from ..telemetry.record import SCOPE_KEY, RequestRecord
 from .auth import Authenticator
 from .body import BodyReader, parse_body
+from .connections import most_connections
 from .edge import Edge
 
 BODIES = (ChatCompletionRequest, CompletionRequest, ResponseRequest, TokenizeRequest, DetokenizeRequest)
+UNFINISHED_SHARE = 8  # unfinished bodies of one tenant may take one of so many connections
 SCHEMA_REF = "#/components/schemas/{model}"
 
 M = TypeVar("M", bound=BaseModel)
@@ -62,7 +64,8 @@ def create_app(services: Services, running: Callable[[], AbstractAsyncContextMan
 
 def _api_routes(services: Services) -> APIRouter:
     router = APIRouter()
-    bodies = BodyReader(services.settings.max_body_bytes, services.settings.body_timeout_s)
+    unfinished = most_connections() // UNFINISHED_SHARE
+    bodies = BodyReader(services.settings.max_body_bytes, services.settings.body_timeout_s, unfinished)
     created = int(time.time())
 
     async def read(request: Request, kind: type[M]) -> M:
@@ -147,6 +150,7 @@ def _document_bodies(app: FastAPI) -> None:
     """Put the request bodies into the API description: endpoints read them by themselves, so FastAPI sees none."""
     plain = app.openapi
 
+    @cache  # it takes tens of milliseconds in the event loop, and clients need no key
     def openapi() -> dict[str, Any]:
         schema = plain()
         _, definitions = models_json_schema([(body, "validation") for body in BODIES], ref_template=SCHEMA_REF)

@@ -21,20 +21,26 @@ MOST = JsonSize(containers=MAX_JSON_CONTAINERS, strings=MAX_JSON_STRINGS, values
 
 
 class BodyReader:
-    """Reads bodies. Limits count a request only once its body is complete, so this class bounds its bytes."""
+    """Reads bodies. Limits count a request only once its body is complete, so this class bounds unfinished ones."""
 
-    def __init__(self, limit: int, timeout_s: float) -> None:
-        """limit: largest body in bytes. timeout_s: seconds in which one body must arrive."""
+    def __init__(self, limit: int, timeout_s: float, most_unfinished: int) -> None:
+        """limit: largest body in bytes. timeout_s: seconds in which one body must arrive. most_unfinished: bodies of
+        one tenant. Their connections count as in use, so that one tenant could otherwise take all connections."""
         self._limit = limit
         self._timeout_s = timeout_s
+        self._most_unfinished = most_unfinished
         self._arriving: Counter[str] = Counter()  # bytes of unfinished bodies, by tenant
+        self._unfinished: Counter[str] = Counter()  # number of unfinished bodies, by tenant
 
     async def read(self, request: Request, tenant: str) -> bytes:
         """Read a body. Raises ApiError: 413 or 408 beyond the limits, 503 when the tenant has too much unfinished."""
         declared = declared_length(request.scope["headers"])
         if declared is not None and declared > self._limit:
             raise _too_large(self._limit)
+        if self._unfinished[tenant] >= self._most_unfinished:
+            raise overloaded("Too many bodies arrive at the same time. Try again later.")
         body = bytearray()
+        self._unfinished[tenant] += 1
         try:
             async with asyncio.timeout(self._timeout_s):
                 async for chunk in request.stream():
@@ -51,9 +57,10 @@ class BodyReader:
         except ClientDisconnect:
             raise ApiError(400, "The body ended early.", headers={"connection": "close"}) from None
         finally:
+            self._unfinished[tenant] -= 1
             self._arriving[tenant] -= len(body)
-            if not self._arriving[tenant]:
-                del self._arriving[tenant]
+            if not self._unfinished[tenant]:
+                del self._unfinished[tenant], self._arriving[tenant]
         return bytes(body)
 
 
