@@ -43,7 +43,8 @@ _LIMITS = LLParserLimits(
 # then.
 _MOST_LARK_PARTS = 10_000
 _LARK_PART = re.compile(
-    r"""(?:\#|//)[^\n]*|%json\s*(?=\{)|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\])+/|<[^<>\s]+>|[@\w-]+|[|?*+~[{]""", re.ASCII
+    r"""(?:\#|//)[^\n]*|%json\s*(?=\{)|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\])+/|<[^<>\s]+>|[@\w-]+|::|%if|[|?*+~[{]""",
+    re.ASCII,
 )
 _LONGEST_MESSAGE = 300
 # A weak model may repeat white space forever, so its length is bounded. 32 characters can indent a deeply nested value.
@@ -230,12 +231,18 @@ def _lark(text: str) -> str:
 
 
 def _lark_parts(text: str) -> int:
-    """Count the parts of a Lark grammar, without its comments and without those of the JSON schemas in it."""
+    """Count the parts of a Lark grammar, without its comments and without those of the JSON schemas in it.
+
+    Raises ValueError for rules with parameters. The parser makes a rule for each value that a parameter may have before
+    the next character, so that ten lines can take it hours and all memory.
+    """
     count = at = 0
     while part := _LARK_PART.search(text, at):
         at = part.end()
         if part[0].startswith("%json"):
             _, at = json.JSONDecoder().raw_decode(text, at)
+        if part[0] in ("::", "%if"):
+            raise ValueError("rules with parameters ('::' and '%if') are not served")
         count += not part[0].startswith(("#", "//"))
     return count
 

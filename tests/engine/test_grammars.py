@@ -377,6 +377,22 @@ def test_a_lark_grammar_has_a_limited_number_of_parts(llama: Path) -> None:
             grammars.compile(grammar(GrammarKind.EBNF, text)).result(timeout=60)
 
 
+def test_rules_with_parameters_are_refused(llama: Path) -> None:
+    # The parser tries all orders of ten elements that may be empty: compiling takes more than a minute.
+    orders = "\n    | ".join(f"e some::set_bit({bit}) %if bit_clear({bit})" for bit in range(10))
+    texts = [
+        f'start: some::0x0\nsome::_: "x" %if is_ones([0:10])\n    | {orders}\ne: "" | "k"',
+        'start: "/" some ::0x0 "/"\nsome :: _: "a" some::incr(_) | "b"',
+        'start: %lark {\nstart: some::0x0\nsome::_: e some::incr(_) | "b"\ne: "" | "k"\n}',
+    ]
+    grammars = Grammars(llama, len(TOKENIZER))
+    for text in texts:
+        with pytest.raises(GrammarError, match="parameters"):
+            grammars.compile(grammar(GrammarKind.EBNF, text)).result(timeout=20)
+    allowed = 'start: "::" /%if|::/ # some::_ %if\n'
+    assert not grammars.compile(grammar(GrammarKind.EBNF, allowed)).result(timeout=60).failed
+
+
 def test_a_mask_that_takes_too_much_is_an_error(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton_engine.grammars._LIMITS", LLParserLimits(step_lexer_fuel=20, verbose_errors=False))
     rule = grammar(GrammarKind.REGEX, "([a-z]{3,9}|[a-f0-9]{2,20}(xy|z)*){1,9}")
