@@ -28,13 +28,13 @@ _MOST_THREADS = 4
 _STACK_BYTES = 256 << 20
 # Items bound the time of a mask: about 30 ms for 1,000 in each row of the parser, all of them ambiguous. But the
 # library counts them after it has made a row, and compares all items of a row with each other. A mask of usual grammars
-# makes fewer than 5,000. With the library's default, rules that refer to themselves at their ends take up to a second
+# makes fewer than 7,000. With the library's default, rules that refer to themselves at their ends take up to a second
 # in each mask. A state of the lexer takes up to 2 KB. The first fuel of the lexer bounds what a compilation takes: with
 # the library's default, a regular expression of 64 KB takes 2 GB and ten seconds. Lists of 4,500 words and schemas of
 # 700 numbers need less than this. Without verbose_errors, messages quote neither the grammar nor the parser's state.
 _LIMITS = LLParserLimits(
     max_items_in_row=1000,
-    step_max_items=8000,
+    step_max_items=12_000,
     max_lexer_states=50_000,
     initial_lexer_fuel=100_000,
     verbose_errors=False,

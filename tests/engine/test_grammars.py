@@ -346,8 +346,8 @@ def test_a_grammar_that_becomes_too_complex_is_an_error(llama: Path) -> None:
 
 def test_rules_that_refer_to_themselves_at_their_ends_do_not_fill_a_row(llama: Path) -> None:
     # After each "a" the next mask ends all rules, in as many places as there are letters. The time is quadratic.
-    rules = "".join(f"\nx{index}: A x{index} | B" for index in range(50))
-    text = "start: " + " | ".join(f"x{index}" for index in range(50)) + rules + "\nA: /a/\nB: /b/"
+    rules = "".join(f"\nx{index}: A x{index} | B" for index in range(100))
+    text = "start: " + " | ".join(f"x{index}" for index in range(100)) + rules + "\nA: /a/\nB: /b/"
     biased = {"logit_bias": {TOKENIZER.convert_tokens_to_ids("a"): 100.0}, "max_tokens": 200}
     transcript = run(make_engine(llama), constrained(0, grammar=grammar(GrammarKind.EBNF, text), **biased))
     assert transcript.reasons[0, 0] is FinishReason.ERROR
