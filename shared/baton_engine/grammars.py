@@ -203,7 +203,10 @@ def _source(grammar: Grammar) -> str:
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(grammar.text)
         case GrammarKind.EBNF:
-            return _lark(grammar.text if _LARK.search(grammar.text) else _from_gbnf(grammar.text))
+            text = grammar.text if _LARK.search(grammar.text) else _from_gbnf(grammar.text)
+            source = _lark(text)
+            _check_parts(text)
+            return source
         case GrammarKind.CHOICE:
             texts = [json.dumps(text) for text in json.loads(grammar.text)]
             # As one terminal the texts are matched by the lexer, which has room for more of them than the parser.
@@ -225,26 +228,25 @@ def _from_gbnf(text: str) -> str:
 
 def _lark(text: str) -> str:
     check_embedded_schemas(text)
-    if _lark_parts(text) > _MOST_LARK_PARTS:
-        raise ValueError(f"it has more than {_MOST_LARK_PARTS} names, texts, expressions and operators")
     return LLMatcher.grammar_from_lark(text)
 
 
-def _lark_parts(text: str) -> int:
-    """Count the parts of a Lark grammar, without its comments and without those of the JSON schemas in it.
+def _check_parts(lark: str) -> None:
+    """Raise ValueError when a client's Lark grammar has too many parts, without comments and embedded JSON schemas.
 
-    Raises ValueError for rules with parameters. The parser makes a rule for each value that a parameter may have before
-    the next character, so that ten lines can take it hours and all memory.
+    Rules with parameters are refused, too. The parser makes a rule for each value that a parameter may have before the
+    next character, so that ten lines can take it hours and all memory.
     """
     count = at = 0
-    while part := _LARK_PART.search(text, at):
+    while part := _LARK_PART.search(lark, at):
         at = part.end()
         if part[0].startswith("%json"):
-            _, at = json.JSONDecoder().raw_decode(text, at)
+            _, at = json.JSONDecoder().raw_decode(lark, at)
         if part[0] in ("::", "%if"):
             raise ValueError("rules with parameters ('::' and '%if') are not served")
         count += not part[0].startswith(("#", "//"))
-    return count
+    if count > _MOST_LARK_PARTS:
+        raise ValueError(f"it has more than {_MOST_LARK_PARTS} names, texts, expressions and operators")
 
 
 def _json(schema: str) -> str:
