@@ -341,6 +341,8 @@ class Engine:
         """Queue the requests whose grammar is compiled by now, and reject those whose grammar failed to compile."""
         for sequence, problem in self._compiling.take(idle=not (self.scheduler.has_work or self._in_flight)):
             grammar = sequence.sampling.grammar
+            if not problem and self._masks.refuses(sequence):
+                problem = "A grammar of this tenant has taken too long. Others of this kind are refused for a minute."
             if problem and grammar is not None:
                 rejections.append((sequence.request.id, grammar.field, problem))
                 self._finish(sequence)

@@ -140,7 +140,7 @@ class Grammars:
             raise GrammarError(_shorten(str(error) or repr(error))) from None
         if state.is_error():
             raise GrammarError(_shorten(state.get_error()))
-        return Matcher(state, self._vocab_size, tokenizer.eos_token)
+        return Matcher(state, self._vocab_size, tokenizer.eos_token, timed=grammar.kind == GrammarKind.EBNF)
 
 
 def _start_threads(count: int) -> ThreadPoolExecutor:
