@@ -138,6 +138,12 @@ def _iquest_coder(given: Fields) -> Fields:
     return {"model_type": "iquestcoder", "head_dim": given["head_dim"], **own}
 
 
+def _teleflm(given: Fields) -> Fields:
+    absent = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+    factors = {"use_mup": True, "input_mult": given["embedding_multiplier"], "output_mult": 2.0}
+    return {**dict.fromkeys(absent), **factors, "mup_scale_factor": 2.0 * given["logits_scaling"]}
+
+
 def _stablelm_epoch(given: Fields) -> Fields:
     absent = ("layer_norm_eps", "partial_rotary_factor", "qk_layernorm", "use_parallel_residual")
     return {**dict.fromkeys(absent), "norm_eps": given["layer_norm_eps"], "rope_pct": 0.25}
@@ -173,6 +179,7 @@ RENAMED = {
     "llama_first": Renamed("LLaMAForCausalLM", "llama", _ONE_KEY_PER_HEAD),
     "telechat3": Renamed("Telechat3ForCausalLM", "llama", {}, _telechat3),
     "iquest_coder": Renamed("IQuestCoderForCausalLM", "llama", {}, _iquest_coder),
+    "teleflm": Renamed("TeleFLMForCausalLM", "granite", {"attention_multiplier": 0.25}, _teleflm),
     "stablelm_epoch": Renamed("StableLMEpochForCausalLM", "stablelm", {"partial_rotary_factor": 0.25}, _stablelm_epoch),
     "aquila": Renamed("AquilaForCausalLM", "llama", _ONE_KEY_PER_HEAD),
     "pangu_embedded": Renamed("PanguEmbeddedForCausalLM", "llama", {}, _biases),

@@ -2068,6 +2068,19 @@ def test_iquest_coder(name: str, value: Any) -> None:
         parse_model_config({**fields, name: value})
 
 
+@pytest.mark.parametrize(
+    ("given", "embeddings", "logits"), [({}, 2.0, 4.0), ({"use_mup": False}, 1.0, 1.0), ({"output_mult": 4.0}, 2.0, 2.0)]
+)
+def test_teleflm(given: dict[str, Any], embeddings: float, logits: float) -> None:
+    factors = {"use_mup": True, "input_mult": 2.0, "output_mult": 2.0, "mup_scale_factor": 8.0}
+    config = parse("TeleFLMForCausalLM", **{**factors, **given})
+    assert isinstance(config, GraniteConfig)
+    assert config.multipliers == Multipliers(embeddings, 1.0, logits)
+    assert config.attention[0].scale == config.head_dim**-0.5
+    with pytest.raises(ConfigError, match="mup_scale_factor in config.json must not be 0"):
+        parse("TeleFLMForCausalLM", use_mup=True, mup_scale_factor=0.0)
+
+
 def test_molmo() -> None:
     fields: dict[str, Any] = {
         "architectures": ["MolmoForCausalLM"], "attention_layer_norm": False, "clip_qkv": None,

@@ -1,5 +1,6 @@
 """Granite 3 (IBM, 2024): Llama with separate factors for embeddings, attention scores, residuals and logits."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.source import Source
 
-from .llama import Defaults, Kind, Llama, LlamaConfig, LlamaLayer, read_llama_config
+from .llama import Defaults, Kind, Layer, Llama, LlamaConfig, LlamaLayer, read_llama_config
 
 
 class Multipliers(msgspec.Struct, frozen=True):
@@ -42,7 +43,7 @@ class GraniteLayer(LlamaLayer):
 
 
 class Granite(Llama):
-    layer = GraniteLayer
+    layer: Callable[..., Layer] = GraniteLayer
 
     def __init__(self, config: Any, source: Source, max_positions: int) -> None:
         super().__init__(config, source, max_positions)

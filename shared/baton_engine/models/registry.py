@@ -148,6 +148,7 @@ MODELS = {
     "Telechat3ForCausalLM": ("telechat3", "Telechat3"),
     "TeleChat3ForCausalLM": ("telechat3", "Telechat3"),
     "Telechat2ForCausalLM": ("telechat", "Telechat"),
+    "TeleFLMForCausalLM": ("teleflm", "TeleFlm"),
     "TeleChat2ForCausalLM": ("telechat", "Telechat"),
     "DeciLMForCausalLM": ("decilm", "DeciLm"),
     "MolmoForCausalLM": ("molmo", "Molmo"),
