@@ -86,8 +86,10 @@ _CLASSES = {
     "youtu": ("YoutuConfig", "YoutuForCausalLM"),
     "mellum": ("MellumConfig", "MellumForCausalLM"),
     "afmoe": ("AfmoeConfig", "AfmoeForCausalLM"),
+    "beam": ("BeamConfig", "BeamForCausalLM"),
     "hy_v3": ("HYV3Config", "HYV3ForCausalLM"),
     "axk1": ("AXK1Config", "AXK1ForCausalLM"),
+    "axk2": ("AXK2Config", "AXK2ForCausalLM"),
     "granite_swa": ("GraniteSWAConfig", "GraniteSWAForCausalLM"),
     "granitemoe_swa": ("GraniteMoeSWAConfig", "GraniteMoeSWAForCausalLM"),
     "mistral4": ("Mistral4Config", "Mistral4ForCausalLM"),
@@ -403,6 +405,12 @@ def make_model(
         fields |= {"head_dim": 16, "num_hidden_layers": 4, "num_sliding_attention_heads": 8, "share_expert_dim": 56}
         fields["mlp_layer_types"] = ["dense", *("sparse",) * 3]
         fields |= {"swiglu_limits": [0, 0, 1, 2], "swiglu_limits_shared": [1, 0, 0, 2]}
+    if kind == "beam":
+        fields |= {"head_dim": 16, "num_hidden_layers": 4, "sliding_window": 19, "num_experts": 8}
+        fields |= {"num_experts_per_tok": 2, "moe_intermediate_size": 40, "n_group": 4, "topk_group": 2}
+        fields["layer_types"] = ["full_attention", *("sliding_attention",) * 2, "full_attention"]
+        fields["mlp_layer_types"] = ["dense", *("sparse",) * 3]
+        fields["rope_parameters"] = {"sliding_attention": ROPES[rope], "full_attention": None}
     if kind in ("granite_swa", "granitemoe_swa"):
         fields |= {"num_hidden_layers": 4, "pad_token_id": None}
     if kind in ("cwm", "mellum", "afmoe", "granite_swa", "granitemoe_swa", "kolibri1", "flint", "laguna", "step3p5"):
@@ -501,16 +509,17 @@ def make_model(
     if kind == "exaone_moe":
         fields |= {"moe_intermediate_size": 40, "num_hidden_layers": 4, "sliding_window": 19}
     if kind in ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "youtu", "axk1",
-                "mistral4", "minicpm3"):  # fmt: skip
+                "axk2", "mistral4", "minicpm3"):  # fmt: skip
         fields |= {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8}
         fields["v_head_dim"] = 12
         fields.pop("num_key_value_heads")
-    if kind in ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "axk1", "mistral4"):
+    if kind in ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "axk1", "axk2",
+                "mistral4"):  # fmt: skip
         fields |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
         fields |= {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_hidden_layers": 3}
-    if kind in ("glm4_moe_lite", "youtu", "axk1", "mistral4", "minicpm3", "deepseek_v32", "glm_moe_dsa"):
+    if kind in ("glm4_moe_lite", "youtu", "axk1", "axk2", "mistral4", "minicpm3", "deepseek_v32", "glm_moe_dsa"):
         fields["num_key_value_heads"] = 4
-    if kind in ("deepseek_v32", "glm_moe_dsa"):
+    if kind in ("deepseek_v32", "glm_moe_dsa", "axk2"):
         # With few heads, many keys would have a score of 0, and transformers orders such keys in no way of its own.
         fields |= {"index_topk": 21, "index_n_heads": 16, "index_head_dim": 12}
     if kind == "qwen2_moe":

@@ -602,6 +602,19 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "mellum": ("mellum", {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], "rope": "yarn"}),
     "afmoe": ("afmoe", {"mup_enabled": True, "route_scale": 1.5}),
     "afmoe-biases": ("afmoe", {"attention_bias": True, "num_dense_layers": 2, "num_shared_experts": 1}),
+    "beam": ("beam", {"rope": "yarn", "rms_norm_eps": 0.02}),
+    "beam-biases-tied": (
+        "beam",
+        {
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "norm_topk_prob": False,
+            "final_logit_softcapping": None,
+            "hidden_act": "gelu",
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
     "minicpm3": (
         "minicpm3",
         {"scale_emb": 3, "dim_model_base": 8, "tie_word_embeddings": False, "attention_bias": True},
@@ -619,6 +632,11 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "hy3": ("hy_v3", {"attention_bias": True, "num_shared_experts": 2}),
     "axk1": ("axk1", {"rope": "yarn of DeepSeek", "n_group": 2, "topk_group": 1, "attention_bias": True}),
+    "axk2": ("axk2", {"rope": "yarn of DeepSeek", "attention_bias": True, "gated_norm_rank": 6}),
+    "axk2-groups-gelu": (
+        "axk2",
+        {"n_group": 2, "topk_group": 1, "hidden_act": "gelu", "norm_topk_prob": False, "first_k_dense_replace": 2},
+    ),
     "granite-swash": ("granite_swa", {"residual_multiplier": 0.4, "attention_multiplier": 0.2}),
     "granite-swash-experts": (
         "granitemoe_swa",

@@ -13,7 +13,7 @@ from .linear import Linear
 from .norm import RmsNorm
 
 # The configs of these models do not set this epsilon, unlike that of the other norms.
-_EPS = 1e-6
+EPS = 1e-6
 
 
 class Queries:
@@ -42,7 +42,7 @@ class Queries:
         self.inputs = self._down.inputs
         if low_rank is not None:
             up = self._up = Linear(source, ["q_b_proj"], [queries], low_rank, shard=by_heads)
-            self._norm = RmsNorm(source.at("q_a_layernorm"), low_rank, _EPS).before(None if plain else up)
+            self._norm = RmsNorm(source.at("q_a_layernorm"), low_rank, EPS).before(None if plain else up)
 
     def __call__(self, x: InputRows) -> tuple[torch.Tensor, torch.Tensor, InputRows]:
         """x: [T, hidden]. Returns queries [T, heads * query_dim] and latents [T, latent_dim], with contiguous rows, and
@@ -88,9 +88,9 @@ class LatentAttention:
         self._layer, self._heads, self._spec, self._ops = layer, own.stop - own.start, spec, source.ops
         self._rotary, self._interleaved, self._scales = rotary, interleaved, scales
         self._indexer = indexer
-        self._queries = Queries(source, spec, hidden, heads, low_rank, indexer is not None, bias)
+        self._queries = self.make_queries(source, spec, hidden, heads, low_rank, indexer is not None, bias)
         self.inputs = self._queries.inputs if indexer is None else NUMBERS
-        self._norm = RmsNorm(source.at("kv_a_layernorm"), spec.rank, _EPS)
+        self._norm = RmsNorm(source.at("kv_a_layernorm"), spec.rank, EPS)
         if latent_scale != 1.0:
             self._norm.weight = self._norm.weight * latent_scale
         outputs = spec.key_dim + spec.value_dim
@@ -100,9 +100,21 @@ class LatentAttention:
         inputs, rows_of_rank = heads * spec.value_dim, Rows(source.ranks)
         self._output = Linear(source, ["o_proj"], [hidden], inputs, bias=bias, shard=rows_of_rank)
 
+    def make_queries(
+        self, source: Source, spec: LatentSpec, hidden: int, heads: int, low_rank: int | None, plain: bool, bias: bool
+    ) -> Queries:
+        """Return what computes the queries and latents. The arguments are those of Queries."""
+        return Queries(source, spec, hidden, heads, low_rank, plain, bias)
+
     def __call__(self, x: InputRows, ctx: Context) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]. Afterwards the latents of the tokens are in the cache."""
-        q, kv, query_inputs = self._queries(x)
+        return self._output(self.attend(x, *self._queries(x), ctx).flatten(1))
+
+    def attend(
+        self, x: InputRows, q: torch.Tensor, kv: torch.Tensor, query_inputs: InputRows, ctx: Context
+    ) -> torch.Tensor:
+        """Return the results of this rank's heads, [T, heads, value_dim]. x: as in __call__. q, kv, query_inputs: as
+        Queries returns them."""
         if self._indexer is not None:
             assert isinstance(x, torch.Tensor)
             assert isinstance(query_inputs, torch.Tensor)
@@ -114,4 +126,4 @@ class LatentAttention:
         )  # fmt: skip
         if self._scales is not None:
             q.mul_(self._scales[ctx.positions].view(-1, 1, 1))
-        return self._output(ctx.attend(self._layer, q, self._up).flatten(1))
+        return ctx.attend(self._layer, q, self._up)

@@ -58,6 +58,10 @@ class DeepseekConfig(SparseConfig, frozen=True, kw_only=True):
 
 
 class DeepseekLayer(DeepseekExpertsLayer):
+    """attention_class: what computes attention."""
+
+    attention_class: type[LatentAttention] = LatentAttention
+
     def make_attention(
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> Callable[[torch.Tensor, Context], torch.Tensor]:
@@ -66,7 +70,7 @@ class DeepseekLayer(DeepseekExpertsLayer):
         trained, scales = config.rope.original_max_position_embeddings, None
         if config.growth:
             scales = stepped_scales(trained, config.growth, len(rotary[0]), source.dtype, source.device)
-        return LatentAttention(
+        return self.attention_class(
             source, layer, config.latent, hidden=config.hidden_size, heads=config.num_heads, low_rank=config.low_rank,
             bias=config.qkv_bias, rotary=rotary, interleaved=config.interleaved, scales=scales,
             latent_scale=config.latent_scale, indexer=self.make_indexer(config, source, layer, rotary),

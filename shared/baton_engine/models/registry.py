@@ -99,6 +99,7 @@ MODELS = {
     "Mistral4ForCausalLM": ("mistral4", "Mistral4"),
     "HYV3ForCausalLM": ("hy_v3", "HyV3"),
     "AXK1ForCausalLM": ("axk1", "AxK1"),
+    "AXK2ForCausalLM": ("axk2", "AxK2"),
     "GraniteSWAForCausalLM": ("granite_swa", "GraniteSwa"),
     "GraniteMoeSWAForCausalLM": ("granite_swa", "GraniteMoeSwa"),
     "BioGptForCausalLM": ("biogpt", "BioGpt"),
@@ -118,6 +119,7 @@ MODELS = {
     "BitNetForCausalLM": ("bitnet", "BitNet"),
     "Step3p5ForCausalLM": ("step3p5", "Step3p5"),
     "MiMoV2FlashForCausalLM": ("mimo_v2_flash", "MiMoV2Flash"),
+    "BeamForCausalLM": ("beam", "Beam"),
     # transformers does not have these.
     "InternLM2ForCausalLM": ("internlm2", "InternLm2"),
     "InternLM3ForCausalLM": ("internlm3", "InternLm3"),

@@ -1,0 +1,53 @@
+"""Latent attention whose results have gates."""
+
+import torch
+
+from baton_engine.context import Context
+from baton_engine.inputs import InputRows
+from baton_engine.latent_spec import LatentSpec
+from baton_engine.shard import Heads
+from baton_engine.source import Source
+
+from .latent_attention import EPS, LatentAttention, Queries
+from .linear import Linear
+from .norm import RmsNorm
+
+
+class GatedQueries(Queries):
+    """Computes gates, too. One projection turns the compressed vector, once with its norm and then without, into the
+    query of each head and its gates."""
+
+    def __init__(self, source: Source, spec: LatentSpec, hidden: int, heads: int, low_rank: int, bias: bool) -> None:
+        names = ["q_a_proj", "kv_a_proj_with_mqa"]
+        self._size, self._query_dim, self._outputs = low_rank, spec.query_dim, spec.query_dim + spec.value_dim
+        self._down = Linear(source, names, [low_rank, spec.latent_dim], hidden, bias=bias)
+        self._plain_norm = RmsNorm(source.at("q_a_layernorm"), low_rank, EPS)
+        shard = Heads(source.ranks, self._outputs)
+        self._both = Linear(source, ["q_b_proj"], [heads * self._outputs], 2 * low_rank, shard=shard)
+        self.inputs = self._down.inputs
+
+    def with_gates(self, x: InputRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return what Queries does, and the gates of this rank's heads, [T, heads * value_dim]."""
+        first = self._down(x)
+        compressed, kv = first[:, : self._size], first[:, self._size :]
+        normed = self._plain_norm(compressed)
+        heads = torch.unflatten(self._both(torch.cat([normed, compressed], dim=1)), 1, (-1, self._outputs))
+        q, gates = heads[..., : self._query_dim], heads[..., self._query_dim :]
+        return q.flatten(1), kv, normed, gates.flatten(1)
+
+
+class GatedLatentAttention(LatentAttention):
+    """Latent attention whose results are multiplied by sigmoids of gates (SK Telecom, A.X K2, 2026)."""
+
+    _queries: GatedQueries
+
+    def make_queries(
+        self, source: Source, spec: LatentSpec, hidden: int, heads: int, low_rank: int | None, plain: bool, bias: bool
+    ) -> GatedQueries:
+        assert low_rank is not None
+        return GatedQueries(source, spec, hidden, heads, low_rank, bias)
+
+    def __call__(self, x: InputRows, ctx: Context) -> torch.Tensor:
+        q, kv, compressed, gates = self._queries.with_gates(x)
+        attended = self.attend(x, q, kv, compressed, ctx).flatten(1)
+        return self._output((attended * gates.float().sigmoid()).to(attended.dtype))
