@@ -140,6 +140,7 @@ _CLASSES = {
     "ernie4_5_vl": ("Ernie4_5_VLMoeConfig", "Ernie4_5_VLMoeForConditionalGeneration"),
     "molmo2": ("Molmo2Config", "Molmo2ForConditionalGeneration"),
     "muse_glimmer": ("MuseGlimmerConfig", "MuseGlimmerForConditionalGeneration"),
+    "mistral_large4": ("MistralLarge4Config", "MistralLarge4ForConditionalGeneration"),
     "muse_spark": ("MuseSparkConfig", "MuseSparkForConditionalGeneration"),
     "phi4_multimodal": ("Phi4MultimodalConfig", "Phi4MultimodalForCausalLM"),
     "mllama_text": ("MllamaTextConfig", "MllamaForCausalLM"),
@@ -209,6 +210,7 @@ _VISION["deepseek_ocr2"] = {
 }
 _VISION["ernie4_5_vl"] = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64}
 _VISION["molmo2"] = {**_TOWER, "num_key_value_heads": 2, "head_dim": 16, "image_size": [28, 28]}
+_VISION["mistral_large4"] = {**_TOWER, "image_size": 56}
 _VISION["muse_glimmer"] = _VISION["muse_spark"] = _TOWER
 _VISION["mllama"] = {
     "num_hidden_layers": 1, "num_global_layers": 1, "hidden_size": 32, "attention_heads": 2, "intermediate_size": 64,
@@ -270,6 +272,7 @@ _TEXT_OF = {
     "molmo2": "molmo2_text",
     "muse_glimmer": "muse_glimmer_text",
     "muse_spark": "muse_spark_text",
+    "mistral_large4": "mistral_large4_text",
     "mllama": "mllama_text",
     "cohere_compass": "cohere_compass_text",
     "emu3": "emu3_text",
@@ -509,19 +512,23 @@ def make_model(
     if kind == "exaone_moe":
         fields |= {"moe_intermediate_size": 40, "num_hidden_layers": 4, "sliding_window": 19}
     if kind in ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "youtu", "axk1",
-                "axk2", "mistral4", "minicpm3"):  # fmt: skip
+                "axk2", "mistral4", "mistral_large4_text", "minicpm3"):  # fmt: skip
         fields |= {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8}
         fields["v_head_dim"] = 12
         fields.pop("num_key_value_heads")
     if kind in ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "axk1", "axk2",
-                "mistral4"):  # fmt: skip
+                "mistral4", "mistral_large4_text"):  # fmt: skip
         fields |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
         fields |= {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_hidden_layers": 3}
-    if kind in ("glm4_moe_lite", "youtu", "axk1", "axk2", "mistral4", "minicpm3", "deepseek_v32", "glm_moe_dsa"):
+    if kind in ("glm4_moe_lite", "youtu", "axk1", "axk2", "mistral4", "minicpm3", "deepseek_v32", "glm_moe_dsa",
+                "mistral_large4_text"):  # fmt: skip
         fields["num_key_value_heads"] = 4
-    if kind in ("deepseek_v32", "glm_moe_dsa", "axk2"):
+    if kind in ("deepseek_v32", "glm_moe_dsa", "axk2", "mistral_large4_text"):
         # With few heads, many keys would have a score of 0, and transformers orders such keys in no way of its own.
         fields |= {"index_topk": 21, "index_n_heads": 16, "index_head_dim": 12}
+    if kind == "mistral_large4_text":
+        fields |= {"num_hidden_layers": 4, "no_rope_layer_interval": 2}
+        fields.pop("q_lora_rank")
     if kind == "qwen2_moe":
         fields["shared_expert_intermediate_size"] = 56
     if kind == "jetmoe":
@@ -575,12 +582,12 @@ def make_model(
     model = model_class(config).float()
     with torch.no_grad():
         # Fresh biases are zero and fresh norms one: a model that lost either would give the same tokens.
-        stored = ("correction_bias", "layer_scalar")
+        stored = ("correction_bias", "layer_scalar", "rotary_emb.alpha")
         corrections = [entry for entry in model.named_buffers() if entry[0].endswith(stored)]
         for name, parameter in (*model.named_parameters(), *corrections):
             if name.endswith("bias"):
                 parameter.normal_(std=INITIALIZER_RANGE)
-            elif name.endswith(("sinks", "alpha_p", "alpha_n")):
+            elif name.endswith(("sinks", "alpha_p", "alpha_n", "rotary_emb.alpha")):
                 parameter.normal_()
             elif name.endswith("modality_router.weight"):
                 parameter.normal_(std=8.0)  # its inputs are tiny

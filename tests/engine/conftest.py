@@ -54,6 +54,14 @@ def indexed(tiny_model: MakeModel) -> Path:
 
 
 @pytest.fixture(scope="session")
+def shared_latents(tiny_model: MakeModel) -> Path:
+    """As `indexed`, with layers that read the latents of earlier ones, half of which do not rotate."""
+    return tiny_model(
+        "mistral_large4", kv_source_layers=[0, 1, 0, 1], indexer_types=["full", "shared", "full", "shared"]
+    )
+
+
+@pytest.fixture(scope="session")
 def pools(processes: None) -> Iterator[Pools]:
     pools = Pools()
     yield pools

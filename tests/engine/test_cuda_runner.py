@@ -66,6 +66,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma4": {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24},
     "falcon": {"alibi": True, "num_attention_heads": 6, "hidden_size": 96},
     "mistral": {"hidden_act": "relu"},
+    "mistral_large4": {"kv_source_layers": [0, 1, 0, 1], "index_topk": 100},
     "mixtral": {"hidden_act": "quick_gelu"},
 }
 
@@ -93,6 +94,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "glm4_moe",
         "deepseek_v3",
         "deepseek_v32",
+        "axk2",
+        "beam",
         "diffllama",
         "ernie4_5_vl",
         "flint",
@@ -101,6 +104,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "laguna",
         "longcat_flash",
         "mimo_v2_flash",
+        "mistral_large4",
         "molmo2",
         "muse_glimmer",
         "muse_spark",

@@ -10,6 +10,7 @@ import transformers
 
 from baton_engine.attention import triton_indexed
 from baton_engine.config import ConfigError
+from baton_engine.context import Context
 from baton_engine.models.deepseek_v32 import IndexedConfig
 from baton_engine.models.registry import parse_model_config
 from tests.conftest import MakeModel
@@ -21,11 +22,12 @@ from .harness import assert_idle, generate, make_engine, make_prompt, make_reque
 from .pools import MakeEngine
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("model", "deterministic"), [("indexed", False), ("indexed", True), ("shared_latents", False)])
 def test_kernels_give_the_tokens_of_the_reference(
-    indexed: Path, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, model: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Triton's interpreter runs the kernels themselves, for chunks in several calls and in groups, and for decodes."""
+    folder = request.getfixturevalue(model)
     names = ("plan_parts", "latent_decode", "absorb_queries", "values_of", "index_scores", "select_slots")
     kernels = {name: getattr(triton_indexed, name) for name in names}
     pretend(monkeypatch)
@@ -39,20 +41,25 @@ def test_kernels_give_the_tokens_of_the_reference(
         monkeypatch.setattr(triton_indexed, name, scores if name == "index_scores" else kernels[name])
     monkeypatch.setattr(triton_indexed, "_MOST_QUERIES", 20)
     engine = make_engine(
-        indexed, block_size=4, max_num_batched_tokens=32, max_num_seqs=2, max_model_len=48, num_blocks=64,
+        folder, block_size=4, max_num_batched_tokens=32, max_num_seqs=2, max_model_len=48, num_blocks=64,
         enforce_eager=True, chunk_ms=0.0, deterministic=deterministic,
     )  # fmt: skip
     prompts = [make_prompt(length, seed=3) for length in (5, 26)]
     transcript = generate(engine, [make_request(id, prompt, 2) for id, prompt in enumerate(prompts)])
     for id, prompt in enumerate(prompts):
-        assert transcript.tokens[id, 0] == reference_greedy(indexed, prompt, 2)
+        assert transcript.tokens[id, 0] == reference_greedy(folder, prompt, 2)
     assert used == ({1} if deterministic else {1, 8})
 
 
-@pytest.mark.parametrize(("prefill_block", "decode_block"), [(16, 16), (24, 10)])
-def test_index_keys_are_handed_over(indexed: Path, prefill_block: int, decode_block: int) -> None:
-    prefill = make_engine(indexed, max_num_batched_tokens=24, block_size=prefill_block)
-    pair = Pair(prefill, make_engine(indexed, block_size=decode_block), seed=decode_block)
+@pytest.mark.parametrize(
+    ("model", "prefill_block", "decode_block"), [("indexed", 16, 16), ("indexed", 24, 10), ("shared_latents", 16, 10)]
+)
+def test_index_keys_are_handed_over(
+    request: pytest.FixtureRequest, model: str, prefill_block: int, decode_block: int
+) -> None:
+    folder = request.getfixturevalue(model)
+    prefill = make_engine(folder, max_num_batched_tokens=24, block_size=prefill_block)
+    pair = Pair(prefill, make_engine(folder, block_size=decode_block), seed=decode_block)
     layout = pair.decode.runner.cache.layout
     # The model's kv_lora_rank, qk_rope_head_dim and index_head_dim, in float32.
     assert layout.token_bytes == layout.num_layers * (24 + 8 + 12) * 4
@@ -61,10 +68,26 @@ def test_index_keys_are_handed_over(indexed: Path, prefill_block: int, decode_bl
         pair.add(make_request(id, prompt, 16, n=2 if id == 2 else 1))
     transcript = pair.run()
     for id, prompt in enumerate(prompts):
-        expected = reference_greedy(indexed, prompt, 16)
-        assert all(tokens == expected for (request, _), tokens in transcript.tokens.items() if request == id)
+        expected = reference_greedy(folder, prompt, 16)
+        assert all(tokens == expected for (at, _), tokens in transcript.tokens.items() if at == id)
     for engine in (pair.prefill, pair.decode):
         assert_idle(engine)
+
+
+def test_layers_that_read_the_latents_of_others_report_what_they_write(
+    shared_latents: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hand-over by layers waits for each number."""
+    engine, written = make_engine(shared_latents), []
+    begin = Context.__init__
+
+    def with_written(self: Context, *given: Any, **names: Any) -> None:
+        begin(self, *given, **names)
+        self._written = written.append
+
+    monkeypatch.setattr(Context, "__init__", with_written)
+    generate(engine, [make_request(0, make_prompt(9), 1)])
+    assert written == [0, 1, 2, 3]
 
 
 def test_index_keys_of_another_size_have_another_fingerprint(indexed: Path) -> None:

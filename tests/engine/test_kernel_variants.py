@@ -38,6 +38,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "a product with one output": ("qwen2_moe", {}, {}),
     "latents": ("deepseek_v3", {"kv_lora_rank": 512}, {"max_num_batched_tokens": 256}),
     "selected tokens": ("deepseek_v32", {"index_topk": 100, "index_n_heads": 4}, {"max_num_batched_tokens": 290}),
+    "selected tokens without rotation": ("mistral_large4", {}, {"max_num_batched_tokens": 290}),
     "few latents": ("deepseek_v3", {}, {}),
     "KV in FP8": ("llama", {}, {"kv_cache_dtype": "fp8"}),
     "KV in FP8, shared": ("gemma3n", {}, {"kv_cache_dtype": "fp8"}),

@@ -38,6 +38,7 @@ from baton_engine.models.longcat_flash import LongcatFlashConfig
 from baton_engine.models.mimo_v2_flash import MiMoV2FlashConfig
 from baton_engine.models.minicpm import MiniCpmConfig
 from baton_engine.models.minicpm3 import MiniCpm3Config
+from baton_engine.models.mistral_large4 import MistralLarge4Config
 from baton_engine.models.mllama import MllamaConfig
 from baton_engine.models.molmo import MolmoConfig
 from baton_engine.models.molmo2 import Molmo2Config
@@ -658,6 +659,28 @@ def test_mistral_4() -> None:
     for name, changed in (("partial_rotary", {"partial_rotary_factor": 0.25}), ("scaling_beta", {"type": "default"})):
         with pytest.raises(ConfigError, match=name):
             parse("Mistral4ForCausalLM", **{**text, "rope_parameters": {**rope, "rope_type": None, **changed}})
+
+
+def test_mistral_large_4() -> None:
+    architecture = "MistralLarge4ForConditionalGeneration"
+    theirs = transformers.MistralLarge4TextConfig()
+    config = parse_model_config({"architectures": [architecture], "text_config": theirs.to_dict()})
+    assert isinstance(config, MistralLarge4Config)
+    alone = parse_model_config({"architectures": [architecture], "text_config": {"eos_token_id": 2}})
+    assert alone == msgspec.structs.replace(config, dtype=alone.dtype)
+    assert [int(rotates) for rotates in config.rotating] == theirs.no_rope_layers
+    assert (config.sources, config.dense_layers, config.softcap) == (tuple(range(72)), {0}, 30.0)
+    assert (config.latent.latent_dim, config.latent.query_dim, config.latent.index_heads) == (576, 128, 32)
+    assert config.query_shapes == ((64, 128), (64, 192))
+    with torch.device("meta"):
+        model = transformers.MistralLarge4TextModel(theirs)
+    parameters = sum(each.numel() for each in model.parameters())
+    total = config.num_layers * config.layer_weights_read(1e6) + config.vocab_size * config.hidden_size
+    assert total == pytest.approx(parameters, rel=1e-3)
+    unserved = ([0, 1, 2, 0], [0, 0, 1], [0, 2, 2], [0, 1, 0, 3, 1])
+    for sources in ([0], [*range(71), 72], *([*given, *range(len(given), 72)] for given in unserved)):
+        with pytest.raises(ConfigError, match=r"kv_source_layers .* each of the 72 layers"):
+            parse_model_config({"architectures": [architecture], "text_config": {"kv_source_layers": sources}})
 
 
 def test_queries_that_grow_from_an_unknown_position_on() -> None:

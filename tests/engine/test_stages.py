@@ -26,7 +26,8 @@ ALL_RANKS = bool(os.environ.get("ALL_RANKS"))  # each family, instead of one of 
 # Each way in which layers pass hidden states on, and what comes before the first layer or depends on a layer's number.
 REPRESENTATIVE = (
     "bloom-tied", "gemma3-tied", "granite-biases", "gpt2", "gpt-oss", "qwen", "deepseek-v2-lite", "opt-350m", "xglm",
-    "llama4", "nanochat", "mllama", "deepseek-v32", "mimo-v2-flash", "nemotron-super",
+    "llama4", "nanochat", "mllama", "deepseek-v32", "mimo-v2-flash", "nemotron-super", "beam",
+    "mistral-large-4-shared",
 )  # fmt: skip
 
 LAYERS = ["full_attention", "sliding_attention", "full_attention"]
@@ -53,6 +54,12 @@ def test_no_stage_ends_between_the_attentions_of_a_layer(tiny_model: MakeModel, 
         divided(folder, 1, pipeline_parallel=2)
     engine, prompt = divided(folder, 1, pipeline_parallel=3), make_prompt(20, seed=3)
     assert is_greedy(folder, prompt, generate(engine, [make_request(0, prompt, 8)]).tokens[0, 0])
+
+
+def test_no_stage_ends_between_layers_that_share_latents(tiny_model: MakeModel, divided: MakeEngine) -> None:
+    folder = tiny_model("mistral_large4", kv_source_layers=[0, 1, 0, 1])
+    with pytest.raises(ConfigError, match=r"between layers 0 and 2, which share latents"):
+        divided(folder, 1, pipeline_parallel=2)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -130,7 +130,7 @@ def test_the_highest_scores_are_selected(device: torch.device, kind: str, most: 
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize(("heads", "dim", "rope"), [(20, 24, 16), (3, 12, 12), (16, 128, 64), (2, 10, 6)])
+@pytest.mark.parametrize(("heads", "dim", "rope"), [(20, 24, 16), (3, 12, 12), (16, 128, 64), (2, 10, 6), (3, 12, 0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_rope_and_cache(
     device: torch.device, dtype: torch.dtype, interleaved: bool, heads: int, dim: int, rope: int

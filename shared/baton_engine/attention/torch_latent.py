@@ -54,7 +54,7 @@ class TorchLatent(TorchSdpa):
         spec = self._spec
         expanded = (latents[:, : spec.rank] @ up.flatten(0, 1).t()).view(len(latents), len(up), -1)
         expanded = expanded.transpose(0, 1)
-        k, v = expanded[..., : spec.key_dim], expanded[..., spec.key_dim :]
+        k, v = expanded[..., : -spec.value_dim], expanded[..., -spec.value_dim :]
         k = torch.cat([k, latents[:, spec.rank :].expand(len(up), -1, -1)], dim=2)
         mask = None if mask is None else mask[..., : len(latents)]
         result = scaled_dot_product_attention(

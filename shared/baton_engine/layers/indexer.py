@@ -46,9 +46,13 @@ class Indexer:
     def __call__(self, x: torch.Tensor, query_inputs: torch.Tensor, ctx: Context) -> None:
         """x: [T, hidden]. query_inputs: [T, low_rank]. Afterwards the index keys of the tokens are in the cache, and
         this layer attends to the selected tokens."""
+        ctx.select(self._layer, self.queries(x, query_inputs, ctx), functional.linear(x.float(), self._weights))
+
+    def queries(self, x: torch.Tensor, query_inputs: torch.Tensor, ctx: Context) -> torch.Tensor:
+        """Return the indexer's queries [T, heads, dim], and write the index keys to the cache. The arguments are those
+        of __call__."""
         slots, _, index_keys = ctx.cache(self._layer)
-        q = self._ops.index_rope_and_cache(
+        return self._ops.index_rope_and_cache(
             self._queries(query_inputs), self._keys(x), *self._norm, _EPS, self._rotary, self._interleaved,
             ctx.positions, slots, index_keys, self._heads,
         )  # fmt: skip
-        ctx.select(self._layer, q, functional.linear(x.float(), self._weights))

@@ -9,7 +9,7 @@ import torch
 from baton_common.kv_layout import KvLayout, Plane
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
-from baton_engine.latent_spec import IndexedLatentSpec
+from baton_engine.latent_spec import IndexedLatentSpec, LatentSpec
 from baton_engine.layers.indexer import Indexer
 from baton_engine.source import Source
 
@@ -24,14 +24,13 @@ class IndexedConfig(DeepseekConfig, frozen=True, kw_only=True):
     tokens that the last of these before it has selected. index_interleaved: as `interleaved`, for the indexer."""
 
     latent: IndexedLatentSpec
-    low_rank: int
     selecting: frozenset[int]
     index_interleaved: bool
 
     @property
     def projections(self) -> list[tuple[int, int]]:
         spec = self.latent
-        queries = spec.index_heads * spec.index_dim, self.low_rank
+        queries = spec.index_heads * spec.index_dim, self.low_rank or self.hidden_size
         return [*super().projections, queries, (spec.index_dim + spec.index_heads, self.hidden_size)]
 
     def attention_lengths(self, longest: int) -> list[int]:
@@ -51,17 +50,23 @@ class IndexedLayer(DeepseekLayer):
         self, config: DeepseekConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor]
     ) -> Indexer | None:
         assert isinstance(config, IndexedConfig)
-        if layer in config.selecting:
-            return Indexer(
-                source.at("indexer"), layer, config.latent, hidden=config.hidden_size, low_rank=config.low_rank,
-                rotary=rotary, interleaved=config.index_interleaved,
-            )  # fmt: skip
-        if layer == source.stage.layers(config.num_layers).start:
-            raise ConfigError(
-                f"--pipeline-parallel divides the layers of this model before layer {layer}, which attends to the "
-                "tokens that an earlier layer selects: use another number of stages, or --tensor-parallel"
-            )
-        return None
+        if not has_indexer(config, source, layer):
+            return None
+        assert config.low_rank is not None
+        return Indexer(
+            source.at("indexer"), layer, config.latent, hidden=config.hidden_size, low_rank=config.low_rank,
+            rotary=rotary, interleaved=config.index_interleaved,
+        )  # fmt: skip
+
+
+def has_indexer(config: IndexedConfig, source: Source, layer: int) -> bool:
+    """Return whether a layer has an indexer. Raises ConfigError if it has none and begins a stage of a pipeline."""
+    if layer not in config.selecting and layer == source.stage.layers(config.num_layers).start:
+        raise ConfigError(
+            f"--pipeline-parallel divides the layers of this model before layer {layer}, which attends to the "
+            "tokens that an earlier layer selects: use another number of stages, or --tensor-parallel"
+        )
+    return layer in config.selecting
 
 
 class DeepseekV32(DeepseekV3):
@@ -93,19 +98,24 @@ def read_indexed_config(
         given, defaults, chosen=8, dense_layers=read_layers_without_experts(file, layers, 3) if named else None,
         corrected=True, sigmoid=True, normalize=file.flag("norm_topk_prob", True), group_best=2, **how,
     )  # fmt: skip
-    dim = file.count("index_head_dim", 128)
-    if dim % 2 or dim < config.latent.rope_dim:
-        raise ConfigError(
-            f"index_head_dim in config.json is {dim}; it must be even and at least {config.latent.rope_dim}, the "
-            "qk_rope_head_dim"
-        )
-    spec = IndexedLatentSpec(
-        **msgspec.structs.asdict(config.latent), selected=file.count("index_topk", 2048), index_dim=dim,
-        index_heads=file.count("index_n_heads", index_heads),
-    )  # fmt: skip
+    spec = indexed_spec(file, config.latent, index_heads)
     changed = {"latent": spec, "attention": (spec,) * layers}
     return IndexedConfig(
         **{**msgspec.structs.asdict(config), **changed},
         selecting=frozenset(range(layers)) if selecting is None else selecting,
         index_interleaved=file.flag("indexer_rope_interleave", index_interleaved),
     )
+
+
+def indexed_spec(file: ConfigFile, latent: LatentSpec, index_heads: int) -> IndexedLatentSpec:
+    """Return latent attention with the indexer of a config.json. index_heads: the family's default."""
+    dim = file.count("index_head_dim", 128)
+    if dim % 2 or dim < latent.rope_dim:
+        raise ConfigError(
+            f"index_head_dim in config.json is {dim}; it must be even and at least {latent.rope_dim}, the "
+            "qk_rope_head_dim"
+        )
+    return IndexedLatentSpec(
+        **msgspec.structs.asdict(latent), selected=file.count("index_topk", 2048), index_dim=dim,
+        index_heads=file.count("index_n_heads", index_heads),
+    )  # fmt: skip

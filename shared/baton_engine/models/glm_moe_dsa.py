@@ -26,11 +26,11 @@ class GlmMoeDsa(DeepseekV32):
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
         return read_indexed_config(
-            file, _DEFAULTS, index_heads=32, index_interleaved=True, selecting=_selecting_layers(file)
+            file, _DEFAULTS, index_heads=32, index_interleaved=True, selecting=selecting_layers(file)
         )
 
 
-def _selecting_layers(file: ConfigFile) -> frozenset[int]:
+def selecting_layers(file: ConfigFile) -> frozenset[int]:
     """Return the layers with an indexer, from a list of them, a pattern, or the distance between them."""
     layers = file.count("num_hidden_layers")
     kinds = file.fields.get("indexer_types") or file.fields.get("index_topk_pattern")

@@ -107,6 +107,7 @@ MODELS = {
     "AriaTextForCausalLM": ("aria", "Aria"),
     "MllamaForCausalLM": ("mllama", "Mllama"),
     "CohereCompassForCausalLM": ("cohere_compass", "CohereCompass"),
+    "MistralLarge4ForConditionalGeneration": ("mistral_large4", "MistralLarge4"),
     "ChameleonForConditionalGeneration": ("chameleon", "Chameleon"),
     "Emu3ForCausalLM": ("emu3", "Emu3"),
     "LongcatFlashForCausalLM": ("longcat_flash", "LongcatFlash"),
