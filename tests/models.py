@@ -154,6 +154,10 @@ _CLASSES = {
     "jetmoe": ("JetMoeConfig", "JetMoeForCausalLM"),
     "diffllama": ("DiffLlamaConfig", "DiffLlamaForCausalLM"),
     "bitnet": ("BitNetConfig", "BitNetForCausalLM"),
+    "ctrl": ("CTRLConfig", "CTRLLMHeadModel"),
+    "doge": ("DogeConfig", "DogeForCausalLM"),
+    "hrm_text": ("HrmTextConfig", "HrmTextForCausalLM"),
+    "modernbert_decoder": ("ModernBertDecoderConfig", "ModernBertDecoderForCausalLM"),
     "fuyu": ("FuyuConfig", "FuyuForCausalLM"),
     "step3p7": ("Step3p7Config", "Step3p7ForConditionalGeneration"),
 }
@@ -382,9 +386,11 @@ def make_model(
     if kind == "bloom":
         fields |= {"n_head": fields.pop("num_attention_heads"), "n_layer": fields.pop("num_hidden_layers")}
         fields["seq_length"] = fields.pop("max_position_embeddings")
-    if kind in ("gpt2", "gptj", "codegen", "gpt_bigcode", "openai_gpt"):
+    if kind in ("gpt2", "gptj", "codegen", "gpt_bigcode", "openai_gpt", "ctrl"):
         fields |= {"n_embd": fields.pop("hidden_size"), "n_layer": fields.pop("num_hidden_layers")}
         fields |= {"n_head": fields.pop("num_attention_heads"), "n_positions": fields.pop("max_position_embeddings")}
+    if kind == "ctrl":
+        fields["dff"] = fields.pop("intermediate_size")
     if kind in ("gptj", "codegen"):
         fields["rotary_dim"] = 8
     if kind == "phimoe":
@@ -531,6 +537,12 @@ def make_model(
         fields.pop("q_lora_rank")
     if kind == "qwen2_moe":
         fields["shared_expert_intermediate_size"] = 56
+    if kind == "hrm_text":
+        # With wider weights so many layers would turn rounding errors into other tokens.
+        fields |= {"head_dim": 16, "embedding_scale": 1.5, "initializer_range": 0.15}
+    if kind == "modernbert_decoder":
+        fields |= {"num_hidden_layers": 4, "local_attention": 38, "pad_token_id": 2}
+        fields["rope_parameters"] = {"full_attention": ROPES[rope], "sliding_attention": ROPES["default"]}
     if kind == "jetmoe":
         fields |= {"kv_channels": 16, "num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 40}
         fields.pop("num_attention_heads")
@@ -589,9 +601,11 @@ def make_model(
                 parameter.normal_(std=INITIALIZER_RANGE)
             elif name.endswith(("sinks", "alpha_p", "alpha_n", "rotary_emb.alpha")):
                 parameter.normal_()
+            elif name.endswith(("self_attn.A", "z_L_init")):
+                parameter.normal_(std=INITIALIZER_RANGE)
             elif name.endswith("modality_router.weight"):
                 parameter.normal_(std=8.0)  # its inputs are tiny
-            elif "norm" in name or "ln_" in name or name.endswith(("layer_scalar", "scale")):
+            elif "norm" in name or "ln_" in name or name.endswith(("layer_scalar", "scale", "_residual")):
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith("router.gate.weight"):
                 parameter.normal_(std=INITIALIZER_RANGE)

@@ -789,6 +789,38 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "jetmoe-yarn": ("jetmoe", {"rope": "yarn", "num_experts_per_tok": 1, "rms_norm_eps": 1e-2}),
     "diffllama": ("diffllama", {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 16}),
     "diffllama-biases-linear": ("diffllama", {"attention_bias": True, "rope": "linear", "head_dim": 32}),
+    "ctrl": ("ctrl", {"tie_word_embeddings": False, "seed": 1}),
+    "doge": ("doge", {}),
+    "doge-biases-window-yarn-tied": (
+        "doge",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "sliding_window": 19,
+            "rope": "yarn",
+            "head_dim": 40,
+            "keep_window_size": 300,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "hrm-text": ("hrm_text", {}),
+    "hrm-text-more-cycles-linear": (
+        "hrm_text",
+        {"rope": "linear", "H_cycles": 3, "L_cycles": 1, "head_dim": 32, "initializer_range": 0.2},
+    ),
+    "modernbert-decoder": ("modernbert_decoder", {"tie_word_embeddings": False}),
+    "modernbert-decoder-biases-tied": (
+        "modernbert_decoder",
+        {
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "rope": "yarn",
+            "attention_bias": True,
+            "mlp_bias": True,
+            "norm_bias": True,
+            "classifier_bias": True,
+            "classifier_activation": "silu",
+        },
+    ),
     "bitnet": ("bitnet", {"tie_word_embeddings": True}),
     "bitnet-biases-llama3": ("bitnet", {"attention_bias": True, "rope": "llama3", "hidden_act": "silu"}),
     "step3p7": ("step3p7", {"rope": "llama3", "moe_router_scaling_factor": 3.0}),
@@ -1022,6 +1054,26 @@ def test_experts_that_are_stored_with_their_inputs_first(tiny_model: MakeModel, 
     tensors = load_file(folder / "model.safetensors")
     turned = {name: each.mT.contiguous() if ".experts." in name else each for name, each in tensors.items()}
     save_file(turned, tmp_path / "model" / "model.safetensors")
+    outputs = [
+        generate(make_engine(each), [make_request(0, make_prompt(20), 20)]).tokens
+        for each in (folder, tmp_path / "model")
+    ]
+    assert outputs[0] == outputs[1]
+
+
+def test_projections_that_are_stored_apart(tiny_model: MakeModel, tmp_path: Path) -> None:
+    """transformers writes HRM-Text with joined ones, and reads both."""
+    folder = tiny_model("hrm_text", **SHAPES["hrm-text"][1])
+    shutil.copytree(folder, tmp_path / "model")
+    tensors: dict[str, torch.Tensor] = {}
+    parts = {"attn.gqkv_proj": [f"self_attn.{part}_proj" for part in ("gate", "q", "k", "v")],
+             "mlp.gate_up_proj": ["mlp.gate_proj", "mlp.up_proj"], "attn.o_proj": ["self_attn.o_proj"]}  # fmt: skip
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        joined = next((joined for joined in parts if f".{joined}." in name), None)
+        names = [name.replace(joined, part) for part in parts[joined]] if joined else [name]
+        tensors |= {part: each.clone() for part, each in zip(names, tensor.chunk(len(names)), strict=True)}
+    assert "model.H_module.layers.1.self_attn.gate_proj.weight" in tensors
+    save_file(tensors, tmp_path / "model" / "model.safetensors")
     outputs = [
         generate(make_engine(each), [make_request(0, make_prompt(20), 20)]).tokens
         for each in (folder, tmp_path / "model")

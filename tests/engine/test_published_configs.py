@@ -25,9 +25,11 @@ from baton_engine.models.cohere_compass import CohereCompassConfig
 from baton_engine.models.decilm import Block, DeciLmConfig
 from baton_engine.models.deepseek_v2 import DeepseekConfig
 from baton_engine.models.diffllama import DiffLlamaConfig
+from baton_engine.models.doge import DogeConfig
 from baton_engine.models.gemma3n import Gemma3nConfig
 from baton_engine.models.gemma4_config import Gemma4Config
 from baton_engine.models.granite import GraniteConfig, Multipliers
+from baton_engine.models.hrm_text import HrmTextConfig
 from baton_engine.models.hyperclovax import HyperClovaXConfig
 from baton_engine.models.jetmoe import JetMoeConfig
 from baton_engine.models.laguna import LagunaConfig
@@ -40,6 +42,7 @@ from baton_engine.models.minicpm import MiniCpmConfig
 from baton_engine.models.minicpm3 import MiniCpm3Config
 from baton_engine.models.mistral_large4 import MistralLarge4Config
 from baton_engine.models.mllama import MllamaConfig
+from baton_engine.models.modernbert_decoder import ModernBertDecoderConfig
 from baton_engine.models.molmo import MolmoConfig
 from baton_engine.models.molmo2 import Molmo2Config
 from baton_engine.models.muse_glimmer import MuseGlimmerConfig
@@ -115,6 +118,61 @@ def test_command_a_plus() -> None:
     ):
         with pytest.raises(ConfigError, match="num_experts_per_tok" if name == "num_experts" else name):
             parse("Cohere2MoeForCausalLM", **{**fields, name: value})
+
+
+def test_ettin() -> None:
+    fields: dict[str, Any] = {
+        "attention_bias": False, "classifier_activation": "gelu", "classifier_bias": False, "decoder_bias": True,
+        "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "hidden_activation": "gelu",
+        "local_attention": 128, "local_rope_theta": 160000.0, "max_position_embeddings": 7999, "norm_bias": False,
+        "norm_eps": 1e-5, "num_key_value_heads": None,
+    }  # fmt: skip
+    config = parse("ModernBertDecoderForCausalLM", **fields)
+    assert isinstance(config, ModernBertDecoderConfig)
+    assert config.sliding_windows == (None, 64, 64, None, 64, 64, None, 64)
+    assert (config.rope.theta, config.window_rope.theta, config.rms_norm_eps) == (160000.0, 160000.0, 1e-5)
+    assert (config.num_kv_heads, config.activation, config.head_activation) == (4, "gelu", "gelu")
+    assert (config.norm_bias, config.last_bias, config.head_bias, config.tie_word_embeddings) == (
+        False, False, True, True,
+    )  # fmt: skip
+    for name, value in (("local_attention", 1), ("rope_scaling", {"rope_type": "linear", "factor": 2.0})):
+        with pytest.raises(ConfigError, match=name):
+            parse("ModernBertDecoderForCausalLM", **{**fields, name: value})
+
+
+def test_doge() -> None:
+    fields = {"max_position_embeddings": 4096, "keep_window_size": 2048, "num_key_value_heads": None, "is_moe": False}
+    config = parse("DogeForCausalLM", **fields)
+    assert isinstance(config, DogeConfig)
+    assert (config.default_model_len, config.num_kv_heads, config.head_dim, config.value_dim) == (2048, 4, 136, 128)
+    assert config.rope.rotary_dim(config.head_dim) == 128
+    assert config.attention[0].scale == 128**-0.5
+    for name, value, message in (("is_moe", True, "is_moe"), ("head_dim", 33, "head_dim is 33")):
+        with pytest.raises(ConfigError, match=message):
+            parse("DogeForCausalLM", **{**fields, name: value})
+
+
+def test_ctrl() -> None:
+    sizes = {"n_embd": 1280, "n_head": 16, "n_layer": 48, "dff": 8192, "n_positions": 50000, "vocab_size": 246534}
+    fields = {**sizes, "architectures": ["CTRLLMHeadModel"], "layer_norm_epsilon": 1e-6, "n_ctx": 512}
+    config = parse_model_config(fields)
+    assert (config.num_layers, config.num_kv_heads, config.head_dim, config.intermediate_size) == (48, 16, 80, 8192)
+    assert (config.max_position_embeddings, config.tie_word_embeddings) == (50000, True)
+    with pytest.raises(ConfigError, match="layer_norm_epsilon"):
+        parse_model_config({**fields, "layer_norm_epsilon": 1e-5})
+
+
+def test_hrm_text() -> None:
+    fields = {"num_hidden_layers": 16, "H_cycles": 2, "L_cycles": 3, "initializer_range": 0.02, "head_dim": 128}
+    config = parse("HrmTextForCausalLM", **fields, num_key_value_heads=None)
+    assert isinstance(config, HrmTextConfig)
+    assert (config.num_layers, config.stack_layers, config.num_kv_heads) == (128, 16, 4)
+    assert config.embedding_scale == 50.0
+    written = {**fields, "num_hidden_layers": 128, "num_layers_per_stack": 16}
+    assert parse("HrmTextForCausalLM", **written).num_layers == 128
+    for changed in ({"num_hidden_layers": 16}, {"attention_bias": True}):
+        with pytest.raises(ConfigError, match=next(iter(changed))):
+            parse("HrmTextForCausalLM", **{**written, **changed})
 
 
 def test_olmo_3() -> None:

@@ -62,6 +62,14 @@ def test_no_stage_ends_between_layers_that_share_latents(tiny_model: MakeModel, 
         divided(folder, 1, pipeline_parallel=2)
 
 
+@pytest.mark.parametrize("family", ["gemma3n", "hrm_text"])
+def test_layers_that_need_more_than_the_hidden_states_before_them(
+    tiny_model: MakeModel, divided: MakeEngine, family: str
+) -> None:
+    with pytest.raises(ConfigError, match="use --tensor-parallel"):
+        divided(tiny_model(family), 1, pipeline_parallel=2)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_choices_caches_preemption_and_parameters(tiny_model: MakeModel, divided: MakeEngine, ranks: int) -> None:
     folder = tiny_model("qwen3", num_hidden_layers=3, use_sliding_window=True, sliding_window=13, layer_types=LAYERS)

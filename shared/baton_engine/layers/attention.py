@@ -1,7 +1,8 @@
 """Attention over the paged KV cache."""
 
 from collections.abc import Callable
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 import torch
 
@@ -46,6 +47,12 @@ class Attention:
     def __call__(self, x: InputRows, ctx: Context) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]. Afterwards the keys and values of the tokens are in the cache."""
         return self._output(ctx.attend(self._layer, self.queries(x, ctx), self._sinks).flatten(1))
+
+    def of_layer(self, layer: int) -> Self:
+        """Return attention with the same weights that has the keys and values of another layer."""
+        again = copy(self)
+        again._layer = layer
+        return again
 
     def queries(self, x: InputRows, ctx: Context) -> torch.Tensor:
         """Return the queries [T, heads, head_dim] of x [T, hidden], and write its keys and values to the cache."""

@@ -129,7 +129,7 @@ class LayerNorm:
 
 
 class NoNorm:
-    """Takes the place of a norm after the last layer in models that have none."""
+    """Takes the place of a norm that a model does not have, such as that after the last layer."""
 
     def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the sum of both twice. None stands for zeros."""

@@ -60,9 +60,13 @@ class LayerNormLayer(LlamaLayer):
     ) -> None:
         self.attention = self.make_attention(config, self.block(source, 0), layer, rotary)
         self.mlp = self.make_mlp(config, source, layer)
-        self.attention_norm = config.norm(source.at(self.norms[0]))
+        self.attention_norm = self.make_attention_norm(config, source, layer)
         self.mlp_norm = config.norm(source.at(self.norms[1])) if config.two_norms else None
         self.parallel = config.parallel
+
+    def make_attention_norm(self, config: Any, source: Source, layer: int) -> Any:
+        """Return the norm before attention."""
+        return config.norm(source.at(self.norms[0]))
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context

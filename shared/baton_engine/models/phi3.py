@@ -20,8 +20,8 @@ class Phi3Layer(LlamaLayer):
 
 def fused_gate_up(config: LlamaConfig, source: Source, name: str = "gate_up_proj") -> Linear:
     """Return the gates and ups of an MLP that a checkpoint holds as one matrix. name: of the matrix."""
-    inner, shard = config.intermediate_size, Columns(source.ranks)
-    return Linear(source, [name], [2 * inner], config.hidden_size, parts=[inner, inner], shard=shard)
+    inner, bias, shard = config.intermediate_size, config.mlp_bias, Columns(source.ranks)
+    return Linear(source, [name], [2 * inner], config.hidden_size, bias=bias, parts=[inner, inner], shard=shard)
 
 
 class Phi3(Llama):

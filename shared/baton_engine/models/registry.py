@@ -121,6 +121,10 @@ MODELS = {
     "Step3p5ForCausalLM": ("step3p5", "Step3p5"),
     "MiMoV2FlashForCausalLM": ("mimo_v2_flash", "MiMoV2Flash"),
     "BeamForCausalLM": ("beam", "Beam"),
+    "ModernBertDecoderForCausalLM": ("modernbert_decoder", "ModernBertDecoder"),
+    "DogeForCausalLM": ("doge", "Doge"),
+    "HrmTextForCausalLM": ("hrm_text", "HrmText"),
+    "CTRLLMHeadModel": ("ctrl", "Ctrl"),
     # transformers does not have these.
     "InternLM2ForCausalLM": ("internlm2", "InternLm2"),
     "InternLM3ForCausalLM": ("internlm3", "InternLm3"),
