@@ -303,6 +303,8 @@ _WHOLE["emu3"] = {
 _WHOLE["molmo2"]["adapter_config"]["vision_feature_layer"] = [0]
 VOCAB_SIZE = 512
 _REFERENCE = "reference"  # folder, in that of a model, of the model that transformers computes in its place
+# File in that folder: after how many layers each, before the next one, the reference has its last norm, too.
+NORMED_LAYERS = "normed_layers"
 # Of logits in float32: a token so little behind the best is as right, because the batch decides how sums are rounded.
 NEAR_TIE = 1e-4
 BEGIN, END = "<|begin|>", "<|end|>"
@@ -647,6 +649,10 @@ def reference_model(folder: Path) -> "PreTrainedModel":
     folder = folder / _REFERENCE if (folder / _REFERENCE).exists() else folder
     [name] = transformers.AutoConfig.from_pretrained(folder).architectures
     model: PreTrainedModel = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32)
+    if (folder / NORMED_LAYERS).exists():
+        every, inside = int((folder / NORMED_LAYERS).read_text()), model.model
+        for layer in inside.layers[every::every]:
+            layer.register_forward_pre_hook(lambda _, inputs: (inside.norm(inputs[0]), *inputs[1:]))
     return model.eval()
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from .models import NORMED_LAYERS
+
 Fields = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
 
@@ -156,6 +158,38 @@ def _with_mtp_layers(given: Fields, tensors: Tensors) -> Tensors:
     return {**tensors, **first, f"{inside}.input_proj.weight": torch.zeros(hidden, 2 * hidden)}
 
 
+def _write_ouro(folder: Path, make_reference: Callable[..., Path], overrides: Fields) -> None:
+    """The layers of the reference have the same weights again and again."""
+    layers = overrides.get("num_hidden_layers", 2)
+    own = {name: value for name, value in overrides.items() if name != "total_ut_steps"}
+    passes = overrides.get("total_ut_steps", 3)
+    reference = make_reference("hyperclovax", **{**own, "num_hidden_layers": layers * passes, "use_post_norm": True})
+    tensors = load_file(reference / "model.safetensors")
+    for number in range(layers, layers * passes):
+        again, first = f"model.layers.{number}.", f"model.layers.{number % layers}."
+        tensors |= {again + name.removeprefix(first): t.clone() for name, t in tensors.items() if first in name}
+    save_file(tensors, reference / "model.safetensors", {"format": "pt"})
+    (reference / NORMED_LAYERS).write_text(str(layers))
+    _OURO(folder, lambda *_, **__: reference, {})
+    fields = json.loads((folder / "config.json").read_text())
+    fields |= {"num_hidden_layers": layers, "total_ut_steps": passes, "early_exit_threshold": 1.0}
+    (folder / "config.json").write_text(json.dumps(fields))
+    kept = {name: t for name, t in load_file(folder / "model.safetensors").items() if _within(name, layers)}
+    gate = {
+        "model.early_exit_gate.weight": torch.ones(1, fields["hidden_size"]),
+        "model.early_exit_gate.bias": torch.ones(1),
+    }
+    save_file({**kept, **gate}, folder / "model.safetensors")
+
+
+def _within(name: str, layers: int) -> bool:
+    return not name.startswith("model.layers.") or int(name.split(".")[2]) < layers
+
+
+_OURO = Renamed(
+    "OuroForCausalLM", "hyperclovax", {}, lambda given: {"model_type": "ouro", "head_dim": given["head_dim"]},
+    (("post_norm1", "input_layernorm_2"), ("post_norm2", "post_attention_layernorm_2")),
+)  # fmt: skip
 _INTERNLM2 = (
     ("embed_tokens", "tok_embeddings"), ("lm_head", "output"), ("self_attn", "attention"), ("o_proj", "wo"),
     ("input_layernorm", "attention_norm"), ("post_attention_layernorm", "ffn_norm"), ("mlp", "feed_forward"),
@@ -167,7 +201,8 @@ _EXAONE = (
     ("post_attention_layernorm", "ln_2"), ("gate_proj", "c_fc_0"), ("up_proj", "c_fc_1"), ("down_proj", "c_proj"),
 )  # fmt: skip
 _ONE_KEY_PER_HEAD = {"num_key_value_heads": 4}
-RENAMED = {
+RENAMED: dict[str, Callable[[Path, Callable[..., Path], Fields], None]] = {
+    "ouro": _write_ouro,
     "internlm": Renamed("InternLMForCausalLM", "llama", _ONE_KEY_PER_HEAD, _internlm),
     "internlm2": Renamed("InternLM2ForCausalLM", "llama", {}, _internlm2, _INTERNLM2, _by_key_value_head),
     "internlm3": Renamed("InternLM3ForCausalLM", "llama", {"head_dim": 32}, _internlm3),

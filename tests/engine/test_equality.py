@@ -1024,6 +1024,11 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "telechat3-plain-biases": ("telechat3", {"attention_bias": True, "mlp_bias": True, "head_dim": 32}),
     "iquest-coder": ("iquest_coder", {"attention_bias": True, "rope": "llama3", "head_dim": 32}),
     "teleflm": ("teleflm", {"embedding_multiplier": 3.0, "logits_scaling": 7.0, "num_key_value_heads": 4}),
+    "ouro": ("ouro", {}),
+    "ouro-tied-two-passes-linear": (
+        "ouro",
+        {"total_ut_steps": 2, "num_hidden_layers": 3, "tie_word_embeddings": True, "rope": "linear"},
+    ),
     "stablelm-epoch": ("stablelm_epoch", {}),
     "pangu-embedded-biases": ("pangu_embedded", {"attention_bias": True}),
 }

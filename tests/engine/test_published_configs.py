@@ -175,6 +175,19 @@ def test_hrm_text() -> None:
             parse("HrmTextForCausalLM", **{**written, **changed})
 
 
+def test_ouro() -> None:
+    fields: dict[str, Any] = {
+        "early_exit_threshold": 1.0, "total_ut_steps": 4, "head_dim": 128, "layer_types": ["full_attention"] * 8,
+        "max_position_embeddings": 65536, "max_window_layers": 8, "rope_theta": 1e6, "sliding_window": None,
+        "use_sliding_window": False,
+    }  # fmt: skip
+    config = parse("OuroForCausalLM", **fields)
+    assert (config.num_layers, [config.place_of(layer) for layer in (0, 7, 8, 31)]) == (32, [0, 7, 0, 7])
+    assert (config.rope.theta, any(config.sliding_windows), config.qkv_bias) == (1e6, False, False)
+    with pytest.raises(ConfigError, match="early_exit_threshold"):
+        parse("OuroForCausalLM", **{**fields, "early_exit_threshold": 0.9})
+
+
 def test_olmo_3() -> None:
     scaling = {
         "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192, "beta_fast": 32.0,

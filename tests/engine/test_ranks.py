@@ -57,7 +57,7 @@ FAMILIES = (
     "chameleon-norms-after-biases", "fuyu", "kolibri1", "flint", "flint-biases-dense-layers", "laguna",
     "laguna-biases-a-gate-per-element", "deepseek-v32", "glm-5-shared-selections", "step3p7", "muse-spark",
     "ctrl", "doge", "doge-biases-window-yarn-tied", "modernbert-decoder-biases-tied", "hrm-text",
-    "hrm-text-more-cycles-linear",
+    "hrm-text-more-cycles-linear", "ouro", "ouro-tied-two-passes-linear",
     "bitnet-biases-llama3", "openai-gpt", "jetmoe", "diffllama", "mimo-v2-flash", "mimo-v2-flash-biases-groups",
     "falcon-alibi", "opt-350m", "internlm2-biases-linear", "internlm3-biases", "internlm-biases", "exaone-llama3",
     "orion", "mimo", "aquila", "pangu-embedded-biases", "chatglm", "chatglm-a-key-per-head-far", "baichuan",

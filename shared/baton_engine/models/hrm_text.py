@@ -7,7 +7,6 @@ prompt in both directions (prefix_lm), for which transformers needs token_type_i
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from copy import copy
 from itertools import islice
 from typing import Any
 
@@ -54,13 +53,6 @@ class HrmTextLayer(LlamaLayer):
         self.mlp = self.make_mlp(config, source, layer)
         norm = UnitNorm(source, config.hidden_size, config.rms_norm_eps)
         self.input_norm, self.post_attention_norm = norm.before(self.attention), norm.before(self.mlp)
-
-    def of_layer(self, layer: int) -> "HrmTextLayer":
-        """Return a layer with the same weights that has the keys and values of another number."""
-        again = copy(self)
-        assert isinstance(self.attention, GatedAttention)
-        again.attention = self.attention.of_layer(layer)
-        return again
 
     def block(self, source: Source, index: int) -> Source:
         return source.at("attn") if index == 0 and _is_fused(source.at("attn")) else super().block(source, index)

@@ -1,8 +1,9 @@
 """Llama 1 to 3 (Touvron et al., 2023; Grattafiori et al., 2024), and the layers that models derived from it share."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 
@@ -180,6 +181,13 @@ class LlamaLayer:
         self.input_norm = RmsNorm(source.at(self.norms[0]), hidden, eps, offset).before(self.attention)
         self.mlp = self.make_mlp(config, source, layer)
         self.post_attention_norm = RmsNorm(source.at(self.norms[1]), hidden, eps, offset).before(self.mlp)
+
+    def of_layer(self, layer: int) -> Self:
+        """Return a layer with the same weights that has the keys and values of another number."""
+        assert isinstance(self.attention, Attention)
+        again = copy(self)
+        again.attention = self.attention.of_layer(layer)
+        return again
 
     def block(self, source: Source, index: int) -> Source:
         """Return the source of a block's tensors. source: of the layer. index: of the block in `blocks`."""

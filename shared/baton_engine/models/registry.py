@@ -158,6 +158,7 @@ MODELS = {
     "TeleFLMForCausalLM": ("teleflm", "TeleFlm"),
     "TeleChat2ForCausalLM": ("telechat", "Telechat"),
     "DeciLMForCausalLM": ("decilm", "DeciLm"),
+    "OuroForCausalLM": ("ouro", "Ouro"),
     "MolmoForCausalLM": ("molmo", "Molmo"),
     # The text parts of larger models, which have no architecture of their own.
     "Phi3VTextModel": ("phi3", "Phi3V"),
