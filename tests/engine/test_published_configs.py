@@ -188,6 +188,28 @@ def test_ouro() -> None:
         parse("OuroForCausalLM", **{**fields, "early_exit_threshold": 0.9})
 
 
+def test_deepseek_vl2_and_ocr() -> None:
+    """All three sizes of VL2 call their text part DeepseekV2ForCausalLM."""
+    tiny = {
+        **SIZES, "first_k_dense_replace": 1, "kv_lora_rank": None, "moe_intermediate_size": 896, "n_group": 1,
+        "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "num_key_value_heads": 4,
+        "q_lora_rank": None, "qk_nope_head_dim": 0, "qk_rope_head_dim": 0, "topk_group": 1, "topk_method": "greedy",
+        "use_mla": False, "v_head_dim": 0,
+    }  # fmt: skip
+    latent = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "use_mla": True, "v_head_dim": 128}
+    large = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True}
+    for architecture, part, family in (
+        ("DeepseekOCRForCausalLM", tiny, "DeepseekOcr2TextModel"),
+        ("DeepseekVLV2ForCausalLM", tiny, "DeepseekOcr2TextModel"),
+        ("DeepseekVLV2ForCausalLM", {**tiny, **latent}, "DeepseekV2ForCausalLM"),
+        ("DeepseekVLV2ForCausalLM", {**tiny, **latent, **large}, "DeepseekV3ForCausalLM"),
+    ):
+        named = {**part, "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"}
+        config = parse_model_config({"architectures": [architecture], "language_config": named})
+        assert config.architecture == f"{architecture}/{family}"
+        assert (config.num_layers, config.num_experts) == (8, 64)
+
+
 def test_olmo_3() -> None:
     scaling = {
         "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192, "beta_fast": 32.0,

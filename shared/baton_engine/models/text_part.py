@@ -53,6 +53,9 @@ TEXT_PARTS: dict[str, str] = {
     "Phi3VForCausalLM": "Phi3VTextModel",
     "Phi4MMForCausalLM": "Phi4MmTextModel",
     "DotsOCRForCausalLM": "Qwen2ForCausalLM",
+    "OpenCUAForConditionalGeneration": "Qwen2ForCausalLM",
+    "KananaVForConditionalGeneration": "LlamaForCausalLM",
+    "StepVLForConditionalGeneration": "Qwen3ForCausalLM",
     "KeyeForConditionalGeneration": "Qwen3ForCausalLM",
     "KeyeVL1_5ForConditionalGeneration": "Qwen3ForCausalLM",
     # The weights of its adapters for images and sound are apart.
@@ -186,7 +189,7 @@ _PLACES = (
     ("language_model.model", "language_model"), ("model.language_model", None), ("thinker.model", "thinker"),
     ("model.text_model", None), ("model", None), ("model.language_model.model", "model.language_model"),
     ("model.transformer", None), ("text_model.model", "text_model"),
-    ("llm.model", "llm"),
+    ("llm.model", "llm"), ("language.model", "language"),
 )  # fmt: skip
 _EMBEDDINGS = ("embed_tokens.weight", "wte.embedding", "tok_embeddings.weight")
 # Fields of the whole model that hold for its text part where text_config leaves them out.
@@ -241,9 +244,20 @@ def _by_version(file: ConfigFile) -> str:
     return parts[str(version)]
 
 
+def _by_latent_attention(file: ConfigFile) -> str:
+    """Choose among DeepSeek's text parts, whose configs all call themselves DeepSeek-V2."""
+    part = ConfigFile({**_text_config(file), "architectures": file.fields["architectures"]})
+    if part.fields.get("topk_method") == "noaux_tc":
+        return "DeepseekV3ForCausalLM"
+    latent = part.flag("use_mla", part.fields.get("kv_lora_rank") is not None)
+    return "DeepseekV2ForCausalLM" if latent else "DeepseekOcr2TextModel"
+
+
+_DEEPSEEK = ("DeepseekVLV2ForCausalLM", "DeepseekOCRForCausalLM")
 # For each kind of models with one of several text parts, what chooses the text part's architecture.
 CHOSEN_TEXT_PARTS: dict[str, Callable[[ConfigFile], str]] = {
     **dict.fromkeys(ANY_TEXT_PART, _by_model_type), **dict.fromkeys(_VERSIONS, _by_version),
+    **dict.fromkeys(_DEEPSEEK, _by_latent_attention),
 }  # fmt: skip
 
 
@@ -264,7 +278,7 @@ def text_fields(file: ConfigFile) -> ConfigFile:
 
 def _text_config(file: ConfigFile) -> dict[str, Any]:
     fields = {**file.fields, **_object(file.fields, "thinker_config")}
-    for name in ("text_config", "llm_config"):
+    for name in ("text_config", "llm_config", "language_config"):
         if name in fields:
             return _object(fields, name)
     return fields
