@@ -31,6 +31,7 @@ from baton_engine.models.gemma4_config import Gemma4Config
 from baton_engine.models.granite import GraniteConfig, Multipliers
 from baton_engine.models.hrm_text import HrmTextConfig
 from baton_engine.models.hyperclovax import HyperClovaXConfig
+from baton_engine.models.jais import JaisConfig
 from baton_engine.models.jetmoe import JetMoeConfig
 from baton_engine.models.laguna import LagunaConfig
 from baton_engine.models.layer_norm_llama import LayerNormConfig
@@ -208,6 +209,27 @@ def test_deepseek_vl2_and_ocr() -> None:
         config = parse_model_config({"architectures": [architecture], "language_config": named})
         assert config.architecture == f"{architecture}/{family}"
         assert (config.num_layers, config.num_experts) == (8, 64)
+
+
+def test_jais() -> None:
+    fields: dict[str, Any] = {
+        "activation_function": "swiglu", "architectures": ["JAISLMHeadModel"], "embeddings_scale": 14.6,
+        "layer_norm_epsilon": 1e-5, "n_embd": 5120, "n_head": 40, "n_inner": 13653, "n_layer": 40, "n_positions": 2048,
+        "position_embedding_type": "alibi", "reorder_and_upcast_attn": False, "scale_attn_weights": True,
+        "scale_qk_dot_by_d": True, "vocab_size": 84992, "width_scale": 0.11100000000000002,
+    }  # fmt: skip
+    config = parse_model_config(fields)
+    assert isinstance(config, JaisConfig)
+    assert (config.head_dim, config.intermediate_size, config.attention[0].scale) == (128, 13653, 1 / 128)
+    assert (config.embedding_scale, config.logit_scale, config.activation) == (14.6, 0.11100000000000002, "silu")
+    assert config.attention[0].alibi is not None
+    for name, value in (
+        ("activation_function", "gelu"),
+        ("position_embedding_type", "learned"),
+        ("alibi_scaling", {"factor": 4.0}),
+    ):
+        with pytest.raises(ConfigError, match=name):
+            parse_model_config({**fields, name: value})
 
 
 def test_olmo_3() -> None:

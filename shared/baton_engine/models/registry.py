@@ -159,6 +159,7 @@ MODELS = {
     "TeleChat2ForCausalLM": ("telechat", "Telechat"),
     "DeciLMForCausalLM": ("decilm", "DeciLm"),
     "OuroForCausalLM": ("ouro", "Ouro"),
+    "JAISLMHeadModel": ("jais", "Jais"),
     "MolmoForCausalLM": ("molmo", "Molmo"),
     # The text parts of larger models, which have no architecture of their own.
     "Phi3VTextModel": ("phi3", "Phi3V"),
