@@ -24,6 +24,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "two sizes of heads": ("gemma4", {}, {}),
     "shared keys and values": ("gemma4_small", {}, {}),
     "values of another size": ("mimo_v2_flash", {}, {}),
+    "biases of keys": ("doge", {}, {}),
     "Hopper": ("gpt_oss", {"max_position_embeddings": 1500}, {"max_model_len": 1500, "block_size": 64}),
     "Hopper, KV in FP8": (
         "gpt_oss",
