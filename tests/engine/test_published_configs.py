@@ -53,6 +53,7 @@ from baton_engine.models.opt import OptConfig
 from baton_engine.models.qwen import QwenConfig
 from baton_engine.models.registry import parse_model_config
 from baton_engine.models.sparse_config import SparseConfig
+from baton_engine.models.step3 import Step3Config
 from baton_engine.models.step3p5 import Step3p5Config
 from baton_engine.shard import RankNumber
 from baton_kernels.reference.activation import ACTIVATIONS
@@ -230,6 +231,30 @@ def test_jais() -> None:
     ):
         with pytest.raises(ConfigError, match=name):
             parse_model_config({**fields, name: value})
+
+
+def test_step_3() -> None:
+    enumerated = ",".join(map(str, range(4, 60)))
+    fields: dict[str, Any] = {
+        "head_dim": 256, "hidden_size": 7168, "intermediate_size": 18432, "max_position_embedding": 65536,
+        "max_seq_len": 65536, "moe_intermediate_size": 5120, "moe_layers_enum": enumerated, "moe_num_experts": 48,
+        "moe_top_k": 3, "norm_expert_weight": False, "num_attention_groups": 1, "num_attention_heads": 64,
+        "num_hidden_layers": 61, "rms_norm_eps": 1e-5, "rope_theta": 500000, "share_expert_dim": 5120,
+        "share_q_dim": 2048, "vocab_size": 128815,
+    }  # fmt: skip
+    for whole in (
+        {"architectures": ["Step3TextForCausalLM"], **fields},
+        {"architectures": ["Step3VLForConditionalGeneration"], "text_config": fields},
+    ):
+        config = parse_model_config(whole)
+        assert isinstance(config, Step3Config)
+        assert (config.num_heads, config.num_kv_heads, config.head_dim, config.query_rank) == (64, 1, 256, 2048)
+        assert (config.num_experts, config.expert_size, config.shared_size) == (48, 5120, 5120)
+        assert config.dense_layers == {0, 1, 2, 3, 60}
+        assert (config.routing.count, config.routing.normalize, config.default_model_len) == (3, False, 65536)
+    for name, value in (("norm_expert_weight", True), ("num_attention_groups", 8)):
+        with pytest.raises(ConfigError, match=name):
+            parse_model_config({"architectures": ["Step3TextForCausalLM"], **fields, name: value})
 
 
 def test_olmo_3() -> None:

@@ -159,6 +159,7 @@ MODELS = {
     "TeleChat2ForCausalLM": ("telechat", "Telechat"),
     "DeciLMForCausalLM": ("decilm", "DeciLm"),
     "OuroForCausalLM": ("ouro", "Ouro"),
+    "Step3TextForCausalLM": ("step3", "Step3"),
     "JAISLMHeadModel": ("jais", "Jais"),
     "MolmoForCausalLM": ("molmo", "Molmo"),
     # The text parts of larger models, which have no architecture of their own.

@@ -122,7 +122,7 @@ class Step3p5(Llama):
                 scale=file.number("moe_router_scaling_factor", 1.0),
             ),
             shared_size=file.count("share_expert_dim", 1280),
-            dense_layers=_dense_layers(file, layers),
+            dense_layers=read_enumerated_layers(file, layers, 3),
             limits=_limits(file, "swiglu_limits", layers),
             shared_limits=_limits(file, "swiglu_limits_shared", layers),
         )  # fmt: skip
@@ -145,11 +145,12 @@ def _heads(file: ConfigFile, kinds: list[str]) -> tuple[int, ...]:
     return tuple(narrow if kind == _KINDS[1] else whole for kind in kinds)
 
 
-def _dense_layers(file: ConfigFile, layers: int) -> frozenset[int]:
-    """Return the layers without experts."""
+def read_enumerated_layers(file: ConfigFile, layers: int, first: int) -> frozenset[int]:
+    """Return the layers without experts: all but those of moe_layers_enum. first: as in read_layers_without_experts,
+    where the field is absent."""
     sparse = file.fields.get("moe_layers_enum")
     if "mlp_layer_types" in file.fields or sparse is None:
-        return read_layers_without_experts(file, layers, 3)
+        return read_layers_without_experts(file, layers, first)
     try:
         found = {int(each) for each in (sparse.split(",") if isinstance(sparse, str) else sparse) if each != ""}
     except (TypeError, ValueError):

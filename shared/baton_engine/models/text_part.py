@@ -48,6 +48,7 @@ TEXT_PARTS: dict[str, str] = {
     "MllamaForConditionalGeneration": "MllamaForCausalLM",
     "CohereCompassForConditionalGeneration": "CohereCompassForCausalLM",
     "Emu3ForConditionalGeneration": "Emu3ForCausalLM",
+    "Step3VLForConditionalGeneration": "Step3TextForCausalLM",
     "Step3p7ForConditionalGeneration": "Step3p5ForCausalLM",
     "FuyuForCausalLM": "PersimmonForCausalLM",
     "Phi3VForCausalLM": "Phi3VTextModel",
