@@ -1,5 +1,5 @@
 """Folders of families that transformers lacks, with the weights of the nearest model of transformers under the family's
-own names: ChatGLM of GLM, Baichuan and TeleChat of Llama, MiniCPM of Granite."""
+own names: ChatGLM of GLM, Baichuan and TeleChat of Llama, MiniCPM of Granite, PLaMo 3 of Gemma 3."""
 
 import json
 from collections.abc import Callable
@@ -128,7 +128,50 @@ def _telechat(fields: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any],
     return own, named
 
 
+_PLAMO3 = {
+    "model.layers.": "model.layers.layers.", "self_attn": "mixer", "input_layernorm": "pre_mixer_norm",
+    "post_attention_layernorm": "post_mixer_norm", "pre_feedforward_layernorm": "pre_mlp_norm",
+    "post_feedforward_layernorm": "post_mlp_norm",
+}  # fmt: skip
+
+
+def _plamo3(fields: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Tensors]:
+    """Gemma 3 multiplies embeddings by the root of their size, and adds 1 to the weights of all norms."""
+    kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
+            "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings",
+            "eos_token_id")  # fmt: skip
+    full, window = (fields["rope_parameters"][kind] for kind in ("full_attention", "sliding_attention"))
+    own = {name: fields[name] for name in kept} | {
+        "architectures": ["Plamo3ForCausalLM"],
+        "model_type": "plamo3",
+        "hidden_activation": "swiglu",
+        "window_size": fields["sliding_window"],
+        "sliding_window_pattern": fields["layer_types"].index("full_attention") + 1,
+        "rope_theta": full["rope_theta"],
+        "rope_local_theta": window["rope_theta"],
+        "rope_scaling_factor": full.get("factor", 1),
+        "initial_context_length": full.get("original_max_position_embeddings"),
+    }
+    named: Tensors = {}
+    for name, tensor in tensors.items():
+        new = name
+        for theirs, ours in _PLAMO3.items():
+            new = new.replace(theirs, ours)
+        offset = 1 / 5 if "post_mixer_norm" in new else 1 / 5**1.5 if "post_mlp_norm" in new else 1.0
+        scale = fields["hidden_size"] ** 0.5 if "embed_tokens" in name else 1.0
+        named[new] = tensor * scale + (1.0 - offset)
+    for first, parts, joined in (
+        ("q_proj", ("q_proj", "k_proj", "v_proj"), "qkv_proj"),
+        ("gate_proj", ("gate_proj", "up_proj"), "gate_up_proj"),
+    ):
+        for name in [name for name in named if f".{first}." in name]:
+            each = [named.pop(name.replace(first, part)) for part in parts]
+            named[name.replace(first, joined)] = torch.cat(each)
+    return own, named
+
+
 RENAMED = {
+    "plamo3": partial(_write, "gemma3", _plamo3),
     "chatglm": partial(_write, "glm", _chatglm),
     "baichuan": partial(_write, "llama", _baichuan),
     "minicpm": partial(_write, "granite", _minicpm),

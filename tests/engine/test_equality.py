@@ -939,6 +939,32 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "emu3-text": ("emu3_text", {"rope": "linear", "attention_bias": True, "mlp_bias": True}),
     "fuyu": ("fuyu", {"initializer_range": 0.25}),
     "phi4-multimodal": ("phi4_multimodal", {**LONGROPE, "tie_word_embeddings": True}),
+    "plamo3": (
+        "plamo3",
+        {
+            "initializer_range": 0.1,
+            "hidden_activation": "silu",
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "query_pre_attn_scalar": 32,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "plamo3-yarn": (
+        "plamo3",
+        {
+            "initializer_range": 0.1,
+            "hidden_activation": "silu",
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "query_pre_attn_scalar": 32,
+            "tie_word_embeddings": False,
+            "rope_parameters": {
+                "full_attention": GROWTH_OF_TELECHAT,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "truncate": False,
+            },
+        },
+    ),
     "gemma3-tied": ("gemma3", {"initializer_range": 0.1}),
     "gemma3-gelu": ("gemma3", {"initializer_range": 0.1, "hidden_activation": "gelu"}),
     "gemma3n-silu": ("gemma3n", {"initializer_range": 0.1, "hidden_activation": "silu"}),

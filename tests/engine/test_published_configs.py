@@ -50,6 +50,7 @@ from baton_engine.models.muse_glimmer import MuseGlimmerConfig
 from baton_engine.models.muse_spark import MuseSparkConfig
 from baton_engine.models.nanochat import NanoChatConfig
 from baton_engine.models.opt import OptConfig
+from baton_engine.models.plamo3 import Plamo3Config
 from baton_engine.models.qwen import QwenConfig
 from baton_engine.models.registry import parse_model_config
 from baton_engine.models.sparse_config import SparseConfig
@@ -255,6 +256,27 @@ def test_step_3() -> None:
     for name, value in (("norm_expert_weight", True), ("num_attention_groups", 8)):
         with pytest.raises(ConfigError, match=name):
             parse_model_config({"architectures": ["Step3TextForCausalLM"], **fields, name: value})
+
+
+def test_plamo_3() -> None:
+    fields: dict[str, Any] = {
+        "head_dim": 128, "initial_context_length": None, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+        "rope_local_theta": 10000, "rope_scaling_factor": 1, "rope_theta": 1000000, "sliding_window_pattern": 8,
+        "tie_word_embeddings": False, "window_size": 2048,
+    }  # fmt: skip
+    config = parse("Plamo3ForCausalLM", **fields)
+    assert isinstance(config, Plamo3Config)
+    assert config.sliding_windows == (*(2048,) * 7, None)
+    assert (config.rope.theta, config.rope.type, config.window_rope.theta) == (1e6, "default", 10000)
+    assert (config.norm_offset, config.qk_norm, config.tie_word_embeddings) == (1.0, True, False)
+    longer = parse("Plamo3ForCausalLM", **{**fields, "rope_scaling_factor": 8, "initial_context_length": 4096})
+    assert (longer.rope.type, longer.rope.factor, longer.rope.truncate) == ("yarn", 8.0, False)
+    assert longer.rope.original_max_position_embeddings == 4096
+    for name, value in (("rope_scaling_factor", 0.5), ("attention_bias", True), ("scale_embedding", True)):
+        with pytest.raises(ConfigError, match=name):
+            parse("Plamo3ForCausalLM", **{**fields, name: value})
+    with pytest.raises(ConfigError, match="window_size"):
+        parse("Plamo3ForCausalLM", **{**fields, "window_size": None})
 
 
 def test_olmo_3() -> None:

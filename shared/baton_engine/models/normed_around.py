@@ -21,14 +21,18 @@ class NormedAround(LlamaLayer):
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> None:
         super().__init__(config, source, layer, rotary)
-        hidden, eps, offset = config.hidden_size, self.post_eps(config), config.norm_offset
+        hidden, eps, offsets = config.hidden_size, self.post_eps(config), self.post_offsets(config)
         self.attended_norm, self.post_mlp_norm = (
-            RmsNorm(source.at(name), hidden, eps, offset) for name in self.post_norms
+            RmsNorm(source.at(name), hidden, eps, offset) for name, offset in zip(self.post_norms, offsets, strict=True)
         )
 
     def post_eps(self, config: LlamaConfig) -> float:
         """Return the epsilon of the norms after blocks."""
         return config.rms_norm_eps
+
+    def post_offsets(self, config: LlamaConfig) -> tuple[float, float]:
+        """Return the offsets of the norms after attention and after the MLP, as in RmsNorm."""
+        return config.norm_offset, config.norm_offset
 
     def __call__(self, x: OutputRows, residual: torch.Tensor | None, ctx: Context) -> tuple[Any, torch.Tensor]:
         """As LlamaLayer does. The norm of the result is left to the next norm."""
