@@ -57,6 +57,8 @@ TEXT_PARTS: dict[str, str] = {
     "OpenCUAForConditionalGeneration": "Qwen2ForCausalLM",
     "KananaVForConditionalGeneration": "LlamaForCausalLM",
     "StepVLForConditionalGeneration": "Qwen3ForCausalLM",
+    "IsaacForConditionalGeneration": "Qwen3ForCausalLM",
+    "Tarsier2ForConditionalGeneration": "Qwen2ForCausalLM",
     "KeyeForConditionalGeneration": "Qwen3ForCausalLM",
     "KeyeVL1_5ForConditionalGeneration": "Qwen3ForCausalLM",
     # The weights of its adapters for images and sound are apart.
@@ -105,6 +107,8 @@ ANY_TEXT_PART: dict[str, str] = {
     "BeeForConditionalGeneration": "qwen3",
     "TarsierForConditionalGeneration": "llama",
     "Eagle2_5_VLForConditionalGeneration": "qwen2",
+    "HCXVisionForCausalLM": "llama",
+    "Llama_Nemotron_Nano_VL": "llama",
     "NVLM_D": "qwen2",
     "NVLM_D_Model": "qwen2",
 }
@@ -138,6 +142,7 @@ _FAMILIES = {
     "glm4v_text": "Glm4vTextModel",
     "glm4v_moe_text": "Glm4vMoeTextModel",
     "internlm2": "InternLM2ForCausalLM",
+    "hyperclovax": "HyperCLOVAXForCausalLM",
 }
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 # Defaults of transformers' configuration classes for fields that text_config leaves out, as many published ones do. By
