@@ -279,6 +279,20 @@ def test_plamo_3() -> None:
         parse("Plamo3ForCausalLM", **{**fields, "window_size": None})
 
 
+def test_arctic() -> None:
+    fields: dict[str, Any] = {
+        "moe_layer_frequency": 1, "num_experts_per_tok": 2, "num_local_experts": 128, "parallel_attn_mlp_res": True,
+        "rope_theta": 10000, "rms_norm_eps": 1e-5, "sliding_window": None, "use_residual": True,
+    }  # fmt: skip
+    config = parse("ArcticForCausalLM", **fields)
+    assert isinstance(config, SparseConfig)
+    assert (config.num_experts, config.expert_size, config.shared_size, config.dense_layers) == (128, 1024, 512, set())
+    assert (config.routing.count, config.routing.normalize, config.rope.theta) == (2, True, 10000)
+    for name, value in (("parallel_attn_mlp_res", None), ("use_residual", False), ("sliding_window", 4096)):
+        with pytest.raises(ConfigError, match=name):
+            parse("ArcticForCausalLM", **{**fields, name: value})
+
+
 def test_olmo_3() -> None:
     scaling = {
         "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192, "beta_fast": 32.0,

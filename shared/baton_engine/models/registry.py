@@ -160,6 +160,7 @@ MODELS = {
     "DeciLMForCausalLM": ("decilm", "DeciLm"),
     "OuroForCausalLM": ("ouro", "Ouro"),
     "Step3TextForCausalLM": ("step3", "Step3"),
+    "ArcticForCausalLM": ("arctic", "Arctic"),
     "Plamo3ForCausalLM": ("plamo3", "Plamo3"),
     "JAISLMHeadModel": ("jais", "Jais"),
     "MolmoForCausalLM": ("molmo", "Molmo"),
