@@ -43,13 +43,12 @@ class Masks:
         for row, sequence in enumerate(sequences):
             if sequence.matcher is not None and sequence.state is not State.FINISHED:
                 (timed if sequence.matcher.timed else bounded).append((sequence.matcher, row))
-        begun = [
-            (self._timed.begin(matcher, sequences[row].request.cache_scope.salt, masks[row]), masks[row])
-            for matcher, row in timed
-        ]
+        begun = self._timed.begin(
+            [(matcher, sequences[row].request.cache_scope.salt, masks[row]) for matcher, row in timed]
+        )
         if bounded:
             fill_masks(self._executor, bounded, masks)
-        self._timed.end([(task, mask) for task, mask in begun if task is not None])
+        self._timed.end(begun)
         for matcher, row in (*bounded, *timed):
             if not matcher.given_up:
                 sampling = sequences[row].sampling

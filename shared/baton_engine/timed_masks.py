@@ -29,7 +29,8 @@ class _Task:
     """A mask to be filled. `begun` is the time at which a thread began with it, 0 = none has."""
 
     def __init__(self, matcher: Matcher, salt: bytes, mask: np.ndarray) -> None:
-        self.matcher, self.salt, self.mask = matcher, salt, mask
+        # A thread goes on with a mask that was given up, while the others of the step are in use elsewhere.
+        self.matcher, self.salt, self.mask, self.filled = matcher, salt, mask, mask.copy()
         self.begun = 0.0
         self.given_up = False
         self.done: Future[None] = Future()
@@ -48,31 +49,34 @@ class TimedMasks:
         """Whether no mask is computed for a salt at present."""
         return self._given_up >= _MOST_GIVEN_UP or time.monotonic() < self._refused.get(salt, 0.0)
 
-    def begin(self, matcher: Matcher, salt: bytes, mask: np.ndarray) -> _Task | None:
-        """Have a thread fill a mask, as Matcher.fill does. None = the salt is refused, and the matcher has failed."""
-        if self.refuses(salt):
-            matcher.give_up()
-            return None
-        # If the mask is given up, a thread still writes to it when the step's masks are used elsewhere.
-        task = _Task(matcher, salt, mask.copy())
-        while self._threads < _MOST_THREADS:
-            self._start_thread()
-        self._tasks.put(task)
-        return task
+    def begin(self, wanted: list[tuple[Matcher, bytes, np.ndarray]]) -> list[_Task]:
+        """Have threads fill masks, each for a matcher and its salt, as Matcher.fill does. A matcher of a refused salt
+        fails instead."""
+        tasks = []
+        for matcher, salt, mask in wanted:
+            if self.refuses(salt):
+                matcher.give_up()
+            else:
+                tasks.append(_Task(matcher, salt, mask))
+        if tasks:
+            self._start_threads()
+        for task in tasks:
+            self._tasks.put(task)
+        return tasks
 
-    def end(self, tasks: list[tuple[_Task, np.ndarray]]) -> None:
-        """Wait for masks and put each into its place. Those of matchers that failed stay as they were."""
-        waiting = [task for task, _ in tasks]
+    def end(self, tasks: list[_Task]) -> None:
+        """Wait until all masks are filled. Those of matchers that fail stay as they were."""
+        waiting = tasks
         while waiting:
             now = time.monotonic()
             begun = [task.begun for task in waiting if task.begun]
             wait([task.done for task in waiting], max(min(begun, default=now) + _MOST_SECONDS - now, 0.001))
             self._give_up(waiting)
             waiting = [task for task in waiting if not task.given_up and not task.done.done()]
-        for task, mask in tasks:
+        for task in tasks:
             if not task.given_up:
                 task.done.result()
-                mask[:] = task.mask
+                task.mask[:] = task.filled
 
     def _give_up(self, tasks: list[_Task]) -> None:
         """Give up the masks that take too long, and all others of their salts."""
@@ -90,13 +94,13 @@ class TimedMasks:
             self._refused = {salt: until for salt, until in self._refused.items() if until > now}
             self._refused |= dict.fromkeys(late, now + _REST_SECONDS)
         # Tasks of other salts may wait behind those that were given up.
-        while self._threads < _MOST_THREADS:
-            self._start_thread()
+        self._start_threads()
 
-    def _start_thread(self) -> None:
-        self._threads += 1
-        # A process does not wait for these threads when it ends.
-        threading.Thread(target=self._work, name="timed-masks", daemon=True).start()
+    def _start_threads(self) -> None:
+        while self._threads < _MOST_THREADS:
+            self._threads += 1
+            # A process does not wait for these threads when it ends.
+            threading.Thread(target=self._work, name="timed-masks", daemon=True).start()
 
     def _work(self) -> None:
         while True:
@@ -107,7 +111,7 @@ class TimedMasks:
                 task.begun = time.monotonic()
             error = None
             try:
-                task.matcher.fill(task.mask)
+                task.matcher.fill(task.filled)
             except Exception as raised:
                 error = raised
             with self._lock:
