@@ -11,7 +11,7 @@ from torch.nn.functional import linear, normalize, rms_norm, silu
 
 from tests.conftest import MakeModel
 
-from .harness import assert_idle, generate, make_engine, make_prompt, make_request
+from .plain_reference import compare, compare_ranks, slopes
 from .pools import MakeEngine
 
 
@@ -22,13 +22,6 @@ def with_alibi(renamed: Path, folder: Path) -> Path:
     (folder / "config.json").write_text(json.dumps(fields))
     (folder / "model.safetensors").symlink_to(renamed / "model.safetensors")
     return folder
-
-
-def slopes(heads: int) -> torch.Tensor:
-    """Return the slopes of Press et al. (2022): for 8 heads 1/2 to 1/256, and between these for as many as are left."""
-    power = 2 ** int(math.log2(heads))
-    whole = [2 ** (-8 * (head + 1) / power) for head in range(power)]
-    return torch.tensor([*whole, *(2 ** (-8 * (2 * head + 1) / (2 * power)) for head in range(heads - power))])
 
 
 def logits(folder: Path, ids: list[int]) -> torch.Tensor:
@@ -56,26 +49,13 @@ def logits(folder: Path, ids: list[int]) -> torch.Tensor:
     return linear(rms_norm(x, (size,), tensors["model.norm.weight"], eps), head)
 
 
-def assert_greedy(folder: Path, prompt: list[int], output: list[int]) -> None:
-    after = logits(folder, prompt + output[:-1])[len(prompt) - 1 :]
-    assert after.argmax(dim=-1).tolist() == output
-
-
 @pytest.mark.parametrize(("heads", "hidden", "tokens"), [(4, 64, 512), (12, 96, 512), (4, 64, 125696)])
 def test_alibi(tiny_model: MakeModel, tmp_path: Path, heads: int, hidden: int, tokens: int) -> None:
     sizes = {"num_attention_heads": heads, "num_key_value_heads": heads, "hidden_size": hidden, "vocab_size": tokens}
-    folder = with_alibi(tiny_model("baichuan", **sizes), tmp_path)
-    engine = make_engine(folder)
-    prompts = [make_prompt(length, seed=1) for length in (1, 17, 40)]
-    transcript = generate(engine, [make_request(id, prompt, 24) for id, prompt in enumerate(prompts)])
-    for id, prompt in enumerate(prompts):
-        assert_greedy(folder, prompt, transcript.tokens[id, 0])
-    assert_idle(engine)
+    compare(logits, with_alibi(tiny_model("baichuan", **sizes), tmp_path))
 
 
 @pytest.mark.soak
 def test_alibi_of_ranks(tiny_model: MakeModel, divided: MakeEngine, tmp_path: Path) -> None:
     folder = with_alibi(tiny_model("baichuan", num_key_value_heads=4), tmp_path)
-    prompt = make_prompt(40, seed=1)
-    transcript = generate(divided(folder, 2), [make_request(0, prompt, 8)])
-    assert_greedy(folder, prompt, transcript.tokens[0, 0])
+    compare_ranks(logits, folder, divided(folder, 2))

@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import layer_norm, silu
 
-from .harness import assert_idle, generate, make_engine, make_prompt, make_request
+from .plain_reference import PROMPTS, compare, compare_ranks, slopes
 from .pools import MakeEngine
-from .test_baichuan import slopes
 
 _OLDER = {"embeddings_scale": 6.5, "width_scale": 0.3, "scale_qk_dot_by_d": True}
 _NEWER = {"mup_embeddings_scale": 6.5, "mup_output_alpha": 2.0, "mup_width_scale": 0.15, "mup_scale_qk_dot_by_d": True}
@@ -73,11 +72,6 @@ def logits(folder: Path, ids: list[int]) -> torch.Tensor:
     return norm(x, "transformer.ln_f") @ head.T * factor
 
 
-def assert_greedy(folder: Path, prompt: list[int], output: list[int]) -> None:
-    after = logits(folder, prompt + output[:-1])[len(prompt) - 1 :]
-    assert after.argmax(dim=-1).tolist() == output
-
-
 @pytest.mark.parametrize(
     "shape",
     [
@@ -89,24 +83,18 @@ def assert_greedy(folder: Path, prompt: list[int], output: list[int]) -> None:
 )
 def test_tokens(tmp_path: Path, shape: dict[str, Any]) -> None:
     folder = write(tmp_path, **shape)
-    engine = make_engine(folder)
-    prompts = [make_prompt(length, seed=1) for length in (1, 17, 40)]
-    requests = [make_request(id, prompt, 24, prompt_logprobs=1) for id, prompt in enumerate(prompts)]
-    transcript = generate(engine, requests)
-    for id, prompt in enumerate(prompts):
-        assert_greedy(folder, prompt, transcript.tokens[id, 0])
+    transcript = compare(logits, folder, prompt_logprobs=1)
+    for id, prompt in enumerate(PROMPTS):
         # Greedy tokens do not depend on the factor of logits.
         expected = logits(folder, prompt)[:-1].log_softmax(dim=-1)[range(len(prompt) - 1), prompt[1:]].tolist()
         given = transcript.first(id).prompt_logprobs
         assert given is not None
         assert [each.logprob for each in given] == pytest.approx(expected, abs=1e-4)
     assert len({*transcript.tokens[1, 0], *transcript.tokens[2, 0]}) > 3
-    assert_idle(engine)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_tokens_of_ranks(divided: MakeEngine, tmp_path: Path, ranks: int) -> None:
-    folder, prompt = write(tmp_path, **_OLDER, tie_word_embeddings=False), make_prompt(40, seed=1)
-    transcript = generate(divided(folder, ranks), [make_request(0, prompt, 8)])
-    assert_greedy(folder, prompt, transcript.tokens[0, 0])
+    folder = write(tmp_path, **_OLDER, tie_word_embeddings=False)
+    compare_ranks(logits, folder, divided(folder, ranks))

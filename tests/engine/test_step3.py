@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import linear, rms_norm, silu
 
-from .harness import assert_idle, generate, make_engine, make_prompt, make_request
+from .plain_reference import compare, compare_ranks
 from .pools import MakeEngine
 
 _FIELDS: dict[str, Any] = {
@@ -98,26 +98,14 @@ def logits(folder: Path, ids: list[int]) -> torch.Tensor:
     return linear(rms_norm(x, (64,), tensors["model.norm.weight"], 1e-5), tensors["lm_head.weight"])
 
 
-def assert_greedy(folder: Path, prompt: list[int], output: list[int]) -> None:
-    after = logits(folder, prompt + output[:-1])[len(prompt) - 1 :]
-    assert after.argmax(dim=-1).tolist() == output
-
-
 @pytest.mark.parametrize("shape", [{}, {"head_dim": 16, "moe_top_k": 1, "moe_layers_enum": "0,2"}, {"within": True}])
 def test_tokens(tmp_path: Path, shape: dict[str, Any]) -> None:
-    folder = write(tmp_path, **shape)
-    engine = make_engine(folder)
-    prompts = [make_prompt(length, seed=1) for length in (1, 17, 40)]
-    transcript = generate(engine, [make_request(id, prompt, 24) for id, prompt in enumerate(prompts)])
-    for id, prompt in enumerate(prompts):
-        assert_greedy(folder, prompt, transcript.tokens[id, 0])
-        assert len(set(transcript.tokens[id, 0])) > 3
-    assert_idle(engine)
+    transcript = compare(logits, write(tmp_path, **shape))
+    assert all(len(set(tokens)) > 3 for tokens in transcript.tokens.values())
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_tokens_of_ranks(divided: MakeEngine, tmp_path: Path, ranks: int) -> None:
-    folder, prompt = write(tmp_path), make_prompt(40, seed=1)
-    transcript = generate(divided(folder, ranks), [make_request(0, prompt, 8)])
-    assert_greedy(folder, prompt, transcript.tokens[0, 0])
+    folder = write(tmp_path)
+    compare_ranks(logits, folder, divided(folder, ranks))
