@@ -6,7 +6,7 @@ Only attention needs keys and values. So one layer of the engine is the attentio
 that follows it up to the next attention.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Literal, Self
 
@@ -18,12 +18,11 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.norm import InputNorm, RmsNorm
-from baton_engine.layers.rope import Rope
 from baton_engine.shard import Place, head_part
 from baton_engine.source import Source
 
 from .heads_by_layer import WithHeadsByLayer
-from .llama import SILU, Defaults, Layer, Llama, LlamaConfig, LlamaLayer, read_llama_config
+from .llama import SILU, Defaults, Layer, Llama, LlamaConfig, LlamaLayer, RotaryTables, read_llama_config
 
 # The fields of an attention and of an MLP, with the values that change nothing.
 _ATTENTION: dict[str, tuple[Any, ...]] = {
@@ -138,12 +137,7 @@ class DeciLmLayer(LlamaLayer):
 
 
 class DeciLm(Llama):
-    def make_layers(
-        self,
-        config: Any,
-        source: Source,
-        rotary: Mapping[Rope | None, tuple[torch.Tensor, torch.Tensor] | None],
-    ) -> list[Layer]:
+    def make_layers(self, config: Any, source: Source, rotary: RotaryTables) -> list[Layer]:
         layers = source.stage.layers(config.num_layers)
         return [DeciLmLayer(config, source.at(self.layers_name), layer, rotary[config.rope]) for layer in layers]
 

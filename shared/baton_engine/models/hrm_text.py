@@ -6,7 +6,7 @@ weights of the others. Prompts are causal, as in transformers' generate. The mod
 prompt in both directions (prefix_lm), for which transformers needs token_type_ids from the caller.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -18,11 +18,10 @@ from baton_engine.context import Context
 from baton_engine.layers.gated_attention import GatedAttention
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.norm import UnitNorm
-from baton_engine.layers.rope import Rope
 from baton_engine.shard import Heads
 from baton_engine.source import Source
 
-from .llama import Defaults, Layer, Llama, LlamaConfig, LlamaLayer, read_llama_config
+from .llama import Defaults, Layer, Llama, LlamaConfig, LlamaLayer, RotaryTables, read_llama_config
 from .phi3 import fused_gate_up
 
 # Those of transformers' configuration class.
@@ -96,12 +95,7 @@ class HrmText(Llama):
         self.slow_cycles, self.fast_cycles = config.slow_cycles, config.fast_cycles
         self.start = self.parts(source)[0].take("z_L_init", (config.hidden_size,))
 
-    def make_layers(
-        self,
-        config: LlamaConfig,
-        source: Source,
-        rotary: Mapping[Rope | None, tuple[torch.Tensor, torch.Tensor] | None],
-    ) -> list[Layer]:
+    def make_layers(self, config: LlamaConfig, source: Source, rotary: RotaryTables) -> list[Layer]:
         """Return the layers in the order in which they are computed."""
         assert isinstance(config, HrmTextConfig)
         tables, count = rotary[config.rope], config.stack_layers

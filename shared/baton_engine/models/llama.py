@@ -23,6 +23,8 @@ from baton_engine.source import Source
 from .decoder import ResidualDecoder
 from .rotary_config import RotaryConfig
 
+# The tables of each rope, as rotary_tables returns them.
+RotaryTables = Mapping[Rope | None, tuple[torch.Tensor, torch.Tensor] | None]
 # The values of hidden_act with their keys in baton_kernels.reference.activation.ACTIVATIONS.
 HIDDEN_ACTS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh",
@@ -286,13 +288,8 @@ class Llama(ResidualDecoder):
     def make_embedding(self, config: LlamaConfig, source: Source) -> Embedding:
         return Embedding(source, config.vocab_size, config.hidden_size)
 
-    def make_layers(
-        self,
-        config: LlamaConfig,
-        source: Source,
-        rotary: Mapping[Rope | None, tuple[torch.Tensor, torch.Tensor] | None],
-    ) -> list[Layer]:
-        """Return the layers of this stage. rotary: the tables of each rope."""
+    def make_layers(self, config: LlamaConfig, source: Source, rotary: RotaryTables) -> list[Layer]:
+        """Return the layers of this stage."""
         name = self.layers_name
         return [
             self.layer(config, source.at(f"{name}.{config.place_of(layer)}"), layer, rotary[config.rope_of(layer)])

@@ -1,6 +1,6 @@
 """LongCat-Flash (Meituan, 2025): layers of two latent attentions and two MLPs each, beside which experts compute."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -12,11 +12,10 @@ from baton_engine.context import Context
 from baton_engine.inputs import NUMBERS
 from baton_engine.layers.experts import load_experts
 from baton_engine.layers.identity_experts import IdentityExperts
-from baton_engine.layers.rope import Rope
 from baton_engine.source import Source
 
 from .deepseek_v2 import DeepseekConfig, DeepseekLayer, read_deepseek_config
-from .llama import Layer, Llama, LlamaConfig, LlamaLayer
+from .llama import Layer, Llama, LlamaConfig, LlamaLayer, RotaryTables
 from .qwen2_moe import NAMES
 
 # Those of transformers' configuration class.
@@ -101,12 +100,7 @@ class LongcatFlashLayer:
 
 
 class LongcatFlash(Llama):
-    def make_layers(
-        self,
-        config: LlamaConfig,
-        source: Source,
-        rotary: Mapping[Rope | None, tuple[torch.Tensor, torch.Tensor] | None],
-    ) -> list[Layer]:
+    def make_layers(self, config: LlamaConfig, source: Source, rotary: RotaryTables) -> list[Layer]:
         numbers, tables = source.stage.layers(config.num_layers), rotary[config.rope]
         if numbers.start % 2 or numbers.stop % 2:
             raise ConfigError(

@@ -1,7 +1,7 @@
 """The text part of Mistral Large 4 (Mistral AI, 2026): latent attention over selected tokens, with factors of queries
 and periods of the rotation that are learned, in layers some of which do not rotate."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ from .deepseek_v2 import read_deepseek_config
 from .deepseek_v32 import IndexedConfig, has_indexer, indexed_spec
 from .gemma3 import read_softcap, set_softcap
 from .glm_moe_dsa import selecting_layers
-from .llama import Layer, Llama, LlamaConfig, LlamaLayer
+from .llama import Layer, Llama, LlamaConfig, LlamaLayer, RotaryTables
 from .smollm3 import read_rotating
 from .sparse_config import read_layers_without_experts
 from .text_part import text_fields
@@ -120,12 +120,7 @@ class MistralLarge4(Llama):
     def parts(self, source: Source) -> tuple[Source, Source]:
         return source, source
 
-    def make_layers(
-        self,
-        config: LlamaConfig,
-        source: Source,
-        rotary: Mapping[Rope | None, tuple[torch.Tensor, torch.Tensor] | None],
-    ) -> list[Layer]:
+    def make_layers(self, config: LlamaConfig, source: Source, rotary: RotaryTables) -> list[Layer]:
         tables = rotary[config.rope]
         assert tables is not None
         alpha = source.take("lerope.alpha", (config.rotary_dim // 2,), dtype=torch.float32)

@@ -5,17 +5,16 @@ Each time that a layer is computed, it counts as a layer of its own, as in HRM-T
 read: with the threshold that the published models have, no token exits early.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
-from baton_engine.layers.rope import Rope
 from baton_engine.source import Source
 
-from .llama import SILU, Defaults, Layer, Llama, LlamaConfig, read_llama_config
+from .llama import SILU, Defaults, Layer, Llama, LlamaConfig, RotaryTables, read_llama_config
 from .normed_around import NormedAround
 from .sliding_windows import optional_windows
 
@@ -39,12 +38,7 @@ class Ouro(Llama):
         numbers = source.stage.layers(config.num_layers)
         self.begins_pass = [number > 0 and not config.place_of(number) for number in numbers]
 
-    def make_layers(
-        self,
-        config: LlamaConfig,
-        source: Source,
-        rotary: Mapping[Rope | None, tuple[torch.Tensor, torch.Tensor] | None],
-    ) -> list[Layer]:
+    def make_layers(self, config: LlamaConfig, source: Source, rotary: RotaryTables) -> list[Layer]:
         layers: dict[int, OuroLayer] = {}
         made: list[Layer] = []
         for number in source.stage.layers(config.num_layers):
