@@ -124,7 +124,6 @@ class Engine:
         known_imports = len(self.scheduler.importing)
         step = self.scheduler.schedule()
         ordered = self._order_imports(known_imports)
-        result.reservations = self._prefill_pods.take()
         result.progress = bool(step.sequences or ordered or self._in_flight or self._compiling)
         if step.sequences:
             self._step_tokens.observe(step.plan.num_tokens)
@@ -139,6 +138,7 @@ class Engine:
             self._draw_masked()
         result.deltas += self._ended
         self._ended = []
+        result.reservations = self._prefill_pods.take()
         return result
 
     def _draw_masked(self) -> None:

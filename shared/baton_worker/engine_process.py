@@ -101,10 +101,12 @@ class EngineLoop:
         engine, mover = self._engine, self._mover
         progress = False
         while True:
-            self._send()
             for command in self._next_commands(progress):
                 self._execute(command)
             mover.settle()
+            # Prefill pods can begin before this engine has launched its next step.
+            mover.output.reservations += engine.reserve()
+            self._send()
             result = engine.step(self._on_wait)
             progress = result.progress
             mover.output.deltas += result.deltas
@@ -128,6 +130,7 @@ class EngineLoop:
             return self._channel.receive(timeout=_POLL_S)
         # Only a command can bring new work now: it frees blocks, brings KV or frees a slot. Requests may wait for this
         # command, so the load is sent as soon as it is due, before a long wait.
+        self._send()
         commands = self._channel.receive(timeout=max(self._load_due - time.monotonic(), 0))
         if not commands:
             self._send()

@@ -12,6 +12,7 @@ from baton_common.block_hash import block_hashes
 from baton_common.extent import Extent
 from baton_engine.delta import Reservation
 from baton_engine.engine import Engine
+from baton_engine.pipeline import Pipeline
 from baton_engine.sequence import Sequence
 from tests.models import reference_choices, reference_greedy
 
@@ -167,6 +168,18 @@ def test_an_aborted_request_takes_its_order_back(llama: Path) -> None:
     engine.abort(1)
     assert not tier.orders
     assert_idle(engine)
+
+
+def test_an_order_of_prefill_pods_does_not_wait_for_the_step(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(llama)
+    engine.add(make_request(0, make_prompt(40), 1))
+    engine.add(make_request(1, make_prompt(40), 1, imports_kv=True))
+    done, orders = iter([False]), list[Reservation]()
+    monkeypatch.setattr(Pipeline, "done", lambda _: next(done, True))
+    result = engine.step(lambda: orders.extend(engine.reserve()))
+    assert [delta.id for delta in result.deltas] == [0]
+    assert [order.id for order in orders] == [1]
+    assert not result.reservations
 
 
 def test_a_request_of_prefill_pods_is_theirs(llama: Path) -> None:

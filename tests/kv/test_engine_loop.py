@@ -35,6 +35,10 @@ class LoopInThread:
         for fd in fds:
             os.close(fd)
         self._pending = b""
+        self.may_launch = threading.Event()
+        self.may_launch.set()
+        launch = engine.runner.launch
+        engine.runner.launch = lambda plan: (self.may_launch.wait(_WAIT_S), launch(plan))[1]  # type: ignore[method-assign]
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -42,8 +46,8 @@ class LoopInThread:
         with contextlib.suppress(EOFError, ConnectionError):
             self._loop.run()
 
-    def send(self, command: Command) -> None:
-        self._ours.sendall(encode(command))
+    def send(self, *commands: Command) -> None:
+        self._ours.sendall(b"".join(map(encode, commands)))
 
     def outputs(self, seconds: float) -> Iterator[Output]:
         """Yield what comes within a time."""
@@ -94,6 +98,16 @@ def test_an_engine_that_waits_for_kv_says_so_once(loop: LoopInThread) -> None:
     assert list(loop.outputs(_QUIET_S)) == []
     loop.send(Abort(1))
     assert next(load.blocks_held for output in loop.outputs(_WAIT_S) if (load := output.load) is not None) == 0
+
+
+def test_prefill_pods_get_their_orders_before_the_next_step_begins(loop: LoopInThread) -> None:
+    """A step with a long prompt takes a hundred times as long as an order."""
+    loop.may_launch.clear()
+    loop.send(Add(make_request(1, make_prompt(40), 1)), Add(make_request(2, make_prompt(40), imports_kv=True)))
+    outputs = loop.outputs(_WAIT_S)
+    assert next(output.reservations[0].id for output in outputs if output.reservations) == 2
+    loop.may_launch.set()
+    assert next(output.deltas[0].id for output in outputs if output.deltas) == 1
 
 
 def test_a_ping_is_answered_though_there_is_no_news(loop: LoopInThread) -> None:
