@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 from .hopper_products import Pairs, hopper_product, is_hopper, outputs_of
 from .kernel_configs import LinearConfig
 from .overlap import wait_for_inputs
+from .reference.activation import ExpertGate
 from .reference.quantize import QuantizedRows
 from .reference.scaled_linear import ScaledWeight
 
@@ -149,9 +150,10 @@ def hopper_numbers(
     config: LinearConfig,
     out: torch.Tensor,
     pairs: Pairs | None = None,
+    gate: ExpertGate = "silu",
 ) -> torch.Tensor:
-    """Compute linear_reference into out where fits_hopper. pairs: as in hopper_product."""
-    return hopper_product(x, weight, _multiply, (), out, bias, gated, config, pairs)
+    """Compute linear_reference into out where fits_hopper. pairs, gate: as in hopper_product."""
+    return hopper_product(x, weight, _multiply, (), out, bias, gated, config, pairs, gate)
 
 
 def fits_hopper_scaled(weight: ScaledWeight) -> bool:

@@ -301,13 +301,14 @@ def hopper_product(
     gated: bool,
     config: LinearConfig,
     pairs: Pairs | None,
+    gate: ExpertGate = "silu",
 ) -> torch.Tensor:
     """Store the product of rows with a weight in out, [rows, outputs], and return it. All tensors are contiguous.
 
     x: [rows, inputs]. weight: [outputs, columns], elements or words of several codes. multiply: a Gluon function that
     returns the sums of a warp group, [outputs, rows] float32; it gets the number of the group, the operands, Tiles,
     Place and Flags. gated: the first half of the outputs are gates, and `out` has as many columns. pairs: None = a
-    dense layer.
+    dense layer, with this gate.
     """
     rows, inner = x.shape
     outputs = weight.shape[-2] // (2 if gated else 1)
@@ -323,7 +324,7 @@ def hopper_product(
         partial = torch.empty(cells, dtype=torch.float32, device=x.device)
     flags = Flags(
         warp_groups, gated, bias is not None, pairs is not None, bool(pairs and pairs.ordered), config.splits > 1,
-        *gate_options(pairs.gate if pairs else "silu").values(),
+        *gate_options(pairs.gate if pairs else gate).values(),
     )  # fmt: skip
     stage = sum(each[0] * each[1] * tensor.element_size() for each, tensor in ((block, x), (w_block, weight)))
     stage += (config.block_outputs - w_block[0]) * w_block[1] * weight.element_size()

@@ -2,8 +2,8 @@
 
 There are two kernels here. For one row, each program multiplies the weights of a few outputs elementwise and adds up
 the products. It may also compute the RMSNorm of the row. For more rows, tiles go through the tensor cores; the inner
-dimension is cut into parts where there would be too few programs. On Hopper, hopper_few_numbers.py has another kernel
-for up to 8 rows.
+dimension is cut into parts where there would be too few programs. On Hopper, hopper_numbers.py and, for up to 8 rows,
+hopper_few_numbers.py have other kernels.
 """
 
 import torch
@@ -12,7 +12,8 @@ import triton.language as tl
 
 from .activation import gate_mul, gated
 from .hopper_few_numbers import few_numbers, few_numbers_candidates
-from .hopper_products import is_hopper
+from .hopper_few_rows import ROWS
+from .hopper_numbers import fits_hopper, hopper_numbers
 from .kernel_configs import LinearConfig, Product
 from .norm import computed
 from .overlap import LINE, let_next_start, lines_ahead, overlap_options, prefetch, wait_for_inputs
@@ -21,6 +22,7 @@ from .reference.activation import GATES
 from .reference.norm import PendingNorm
 from .tuning import linear_config
 from .unmeasured import linear_candidates
+from .unmeasured_hopper import NUMBERS, hopper_candidates
 from .unmeasured_products import random_rows, watch
 
 
@@ -198,8 +200,10 @@ def linear(
         return by_cublas(x, weight, bias, gate, out)
     if out is None:
         out = x.new_empty(rows, outputs)
-    if config.hopper:
+    if config.hopper and config.block_rows == ROWS:
         return few_numbers(x, weight, bias, gate, config, out)
+    if config.hopper:
+        return hopper_numbers(x, weight, bias, gate is not None, config, out, gate=gate or "silu")
     tiles = triton.cdiv(outputs, config.block_outputs) * triton.cdiv(rows, config.block_rows)
     partial, arrivals = out, out
     if config.splits > 1:
@@ -246,8 +250,10 @@ class _Numbers:
         return ""
 
     def candidates(self, weight: torch.Tensor, shape: Product, rows: int) -> list[LinearConfig | None]:
-        ruled, *tiles = linear_candidates(rows, *shape, weight.device)
-        return [ruled, *(few_numbers_candidates(rows, shape) if is_hopper(weight.device) else ()), *tiles]
+        found = linear_candidates(rows, *shape, weight.device)
+        if rows > 1 and fits_hopper(weight):
+            found += [*few_numbers_candidates(rows, shape), *hopper_candidates(NUMBERS, rows, shape, weight.device)]
+        return found
 
     def inputs(self, weight: torch.Tensor, shape: Product, rows: int) -> torch.Tensor:
         return random_rows(rows, shape.inner, weight.dtype, weight.device)

@@ -18,6 +18,7 @@ from baton_kernels.quantize import quantize_rows
 from baton_kernels.reference.grouped_linear import GroupedWeight
 from baton_kernels.reference.quantize import QuantizedRows, RowFormat
 from baton_kernels.reference.scaled_linear import ScaledWeight
+from baton_kernels.unmeasured_hopper import NUMBERS, hopper_candidates
 
 SHARED_MEMORY = 220 << 10
 WEIGHT_BYTES = 512 << 20  # several times the L2 cache of any current GPU
@@ -101,7 +102,10 @@ class Bfloat16(Format):
                 if 16 <= block * inner * weights // (32 * warps) <= 64 and inner <= product.inner
             ]
         found = tiles(product, rows, (16, 32, 64, 128), (64, 128, 256), (1, 2, 3, 4, 6, 8), 2 * weights, 2, depths=3)
-        return [*(few_numbers_candidates(rows, product) if is_hopper(torch.device(DEVICE)) else ()), *found]
+        device = torch.device(DEVICE)
+        if not is_hopper(device):
+            return found
+        return [*few_numbers_candidates(rows, product), *hopper_candidates(NUMBERS, rows, product, device), *found]
 
 
 class Scaled(Format):

@@ -1,7 +1,10 @@
 """Products of 16 and 8 bits on Hopper against float64 where there is such a GPU."""
 
+from functools import partial
+
 import pytest
 import torch
+from torch.nn import functional
 
 from baton_common.cores import available_cores
 from baton_engine.compilation import compiling_ahead
@@ -20,18 +23,19 @@ BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 DEVICE = torch.device("cuda", 0)
 
 
-def gate(sums: torch.Tensor, gated: bool) -> torch.Tensor:
+def gate(sums: torch.Tensor, gated: bool, name: str = "silu") -> torch.Tensor:
     if not gated:
         return sums
     gates, ups = sums.chunk(2, dim=1)
-    return torch.nn.functional.silu(gates) * ups
+    activation = {"silu": functional.silu, "gelu_tanh": partial(functional.gelu, approximate="tanh")}[name]
+    return activation(gates) * ups
 
 
 @on_hopper
-@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("name", [None, "silu", "gelu_tanh"])
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
-def test_products_of_numbers(dtype: torch.dtype, gated: bool) -> None:
-    cases = []
+def test_products_of_numbers(dtype: torch.dtype, name: str | None) -> None:
+    cases, gated, name = [], name is not None, name or "silu"
     for rows, outputs, inner in ((1, 100, 200), (20, 600, 1152), (130, 600, 1152), (300, 100, 64), (700, 640, 1000)):
         x = torch.randn(rows, inner, dtype=dtype, device=DEVICE)
         weight = torch.randn(outputs, inner, dtype=dtype, device=DEVICE) / inner**0.5
@@ -42,12 +46,12 @@ def test_products_of_numbers(dtype: torch.dtype, gated: bool) -> None:
         cases += [(x, weight, bias, config, out) for config in configs]
     with compiling_ahead(available_cores()):
         for x, weight, bias, config, out in cases:
-            hopper_numbers(x, weight, bias, gated, config, out)
+            hopper_numbers(x, weight, bias, gated, config, out, gate=name)
     for x, weight, bias, config, out in cases:
-        expected = gate(x.double() @ weight.double().T + bias.double(), gated)
+        expected = gate(x.double() @ weight.double().T + bias.double(), gated, name)
         for _ in range(2):  # the second time shows whether the first has left its counters at zero
             out.fill_(float("nan"))
-            hopper_numbers(x, weight, bias, gated, config, out)
+            hopper_numbers(x, weight, bias, gated, config, out, gate=name)
             assert relative_error(out, expected) < 2 ** (-7 if dtype == BF16 else -10), (x.shape, config)
 
 
