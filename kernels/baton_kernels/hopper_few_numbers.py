@@ -74,16 +74,20 @@ def _load_weights(weight, outputs, step, inner, SHAPE: gl.constexpr):
 
 
 @gluon.jit
-def _add_products(acc, x, rows, weights, step, inner, SHAPE: gl.constexpr):
-    """Add the products of inputs with the weights of a step to sums [warps, outputs, rows]."""
-    WARPS: gl.constexpr = SHAPE.warps
-    layout: gl.constexpr = _numbers_layout(_ROWS, SHAPE.words, WARPS)
-    line = gl.arange(0, WARPS * _ROWS, layout=gl.SliceLayout(1, layout))
+def _load_inputs(x, rows, step, inner, SHAPE: gl.constexpr):
+    layout: gl.constexpr = _numbers_layout(_ROWS, SHAPE.words, SHAPE.warps)
+    line = gl.arange(0, SHAPE.warps * _ROWS, layout=gl.SliceLayout(1, layout))
     # Rows beyond the last one are read as the last one. Their results are not stored.
     row = gl.minimum(gl.program_id(1) * _ROWS + line % _ROWS, rows - 1)
-    inputs = _in_order(_load(x, row, step, inner, _ROWS, SHAPE), WARPS).permute((0, 2, 1))
+    return _load(x, row, step, inner, _ROWS, SHAPE)
+
+
+@gluon.jit
+def _add_products(acc, inputs, weights, WARPS: gl.constexpr):
+    """Add the products of inputs with the weights of a step to sums [warps, outputs, rows]."""
     sums: gl.constexpr = sums_layout(WARPS)
     # Each thread already has the elements of these layouts, so nothing moves.
+    inputs = _in_order(inputs, WARPS).permute((0, 2, 1))
     inputs = gl.convert_layout(inputs, gl.DotOperandLayout(1, sums, 2), assert_trivial=True)
     weights = gl.convert_layout(_in_order(weights, WARPS), gl.DotOperandLayout(0, sums, 2), assert_trivial=True)
     return mma_v2(weights, inputs, acc)
@@ -98,20 +102,26 @@ def _few_numbers_kernel(
     let_next_start(True)
     WARPS: gl.constexpr = SHAPE.warps
     OUTPUTS: gl.constexpr = SHAPE.outputs
-    weights = _load_weights(weight, outputs, 0, inner, SHAPE)
+    # Programs begin at different steps, since they would otherwise wait for the same inputs at the same time.
+    step = gl.program_id(0) % steps
+    weights = _load_weights(weight, outputs, step, inner, SHAPE)
     if AHEAD > 0:
         layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS, 1], [1, 0])
         elements: gl.constexpr = LINE * 8 // weight.dtype.element_ty.primitive_bitwidth
         line = w_row_of(gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout)), outputs, SHAPE)
-        column = WARPS * SHAPE.words + gl.arange(0, AHEAD, layout=gl.SliceLayout(0, layout)) * elements
-        prefetch(weight + line.to(gl.int64)[:, None] * inner + gl.minimum(column, inner - 1)[None, :])
+        column = gl.arange(0, AHEAD, layout=gl.SliceLayout(0, layout)) * elements
+        column = ((step + 1) * (WARPS * SHAPE.words) + column) % inner
+        prefetch(weight + line.to(gl.int64)[:, None] * inner + column[None, :])
     wait_for_inputs(True)
     acc = gl.zeros([WARPS, OUTPUTS, _ROWS], gl.float32, sums_layout(WARPS))
-    for step in range(steps - 1):
-        following = _load_weights(weight, outputs, step + 1, inner, SHAPE)
-        acc = _add_products(acc, x, rows, weights, step, inner, SHAPE)
-        weights = following
-    acc = _add_products(acc, x, rows, weights, steps - 1, inner, SHAPE)
+    inputs = _load_inputs(x, rows, step, inner, SHAPE)
+    for _ in range(steps - 1):
+        step = (step + 1) % steps
+        next_weights = _load_weights(weight, outputs, step, inner, SHAPE)
+        next_inputs = _load_inputs(x, rows, step, inner, SHAPE)
+        acc = _add_products(acc, inputs, weights, WARPS)
+        weights, inputs = next_weights, next_inputs
+    acc = _add_products(acc, inputs, weights, WARPS)
     store_sums(acc, bias, bias, out, rows, outputs, SHAPE, BIAS, False, GELU)
 
 

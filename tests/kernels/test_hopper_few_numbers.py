@@ -20,7 +20,8 @@ from .hopper import compiled_sizes, on_hopper
 @pytest.mark.parametrize("inner", [1024, 1096])
 def test_products(inner: int, gate: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     functions = {
-        name: getattr(hopper_few_numbers, name) for name in ("_in_order", "_load", "_load_weights", "_add_products")
+        name: getattr(hopper_few_numbers, name)
+        for name in ("_in_order", "_load", "_load_weights", "_load_inputs", "_add_products")
     }
     functions |= {"w_row_of": w_row_of, "store_sums": store_sums}
     run = Launcher(hopper_few_numbers._few_numbers_kernel, functions, hopper_few_numbers)
