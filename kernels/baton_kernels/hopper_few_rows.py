@@ -248,15 +248,18 @@ def _few_rows_kernel(
     WARPS: gl.constexpr = SHAPE.warps
     OUTPUTS: gl.constexpr = SHAPE.outputs
     BESIDE: gl.constexpr = weight.has
-    loaded = _load_step(weight, outputs, 0, words_of_row, SHAPE)
+    # Programs begin at different steps, since they would otherwise wait for the same inputs at the same time.
+    step = gl.program_id(0) % steps
+    loaded = _load_step(weight, outputs, step, words_of_row, SHAPE)
     wait_for_inputs(True)
     inner = words_of_row * 8
     acc = gl.zeros([WARPS, OUTPUTS, _ROWS], gl.float32, sums_layout(WARPS))
-    for step in range(steps - 1):
-        following = _load_step(weight, outputs, step + 1, words_of_row, SHAPE)
+    for _ in range(steps - 1):
+        next_step = (step + 1) % steps
+        following = _load_step(weight, outputs, next_step, words_of_row, SHAPE)
         acc += _products(x, rows, weight, loaded, step, inner, SHAPE)
-        loaded = following
-    acc += _products(x, rows, weight, loaded, steps - 1, inner, SHAPE)
+        loaded, step = following, next_step
+    acc += _products(x, rows, weight, loaded, step, inner, SHAPE)
     store_sums(acc, bias, weight.beside, out, rows, outputs, SHAPE, BIAS, BESIDE == "factors", False)
 
 
