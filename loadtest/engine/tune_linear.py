@@ -115,21 +115,23 @@ class Tuned(NamedTuple):
 
 
 def tune(format: Format, product: Product, rows: int, weights: list[Any]) -> Tuned:
-    x = format.inputs(rows, product.inner)
+    # Rows that an earlier product has read may still be in the L1 caches, which those of a model never are.
+    own = [format.inputs(rows, product.inner) for _ in weights]
+    x = own[0]
     try:
-        library = seconds(lambda i: format.run(x, weights[i], product.gated, None), len(weights))
+        library = seconds(lambda i: format.run(own[i], weights[i], product.gated, None), len(weights))
     except RuntimeError:
         library = None
     expected = format.expected(x, weights[0], product.gated).float()
     results = []
     for config in format.candidates(product, rows):
-        run = functools.partial(format.run, x, gated=product.gated, config=config)
+        run = functools.partial(format.run, gated=product.gated, config=config)
         try:
-            error = ((run(weight=weights[0]).float() - expected).norm() / expected.norm()).item()
+            error = ((run(x, weights[0]).float() - expected).norm() / expected.norm()).item()
             if not error < 0.02:
                 print(f"  wrong: {product} {rows} {config} error {error}", flush=True)
                 continue
-            results.append((seconds(lambda i, run=run: run(weight=weights[i]), len(weights)), config))
+            results.append((seconds(lambda i, run=run: run(own[i], weights[i]), len(weights)), config))
         except Exception as error:
             if "out of resource" not in str(error):
                 print(f"  failed: {product} {rows} {config}: {error}"[:300], flush=True)

@@ -59,15 +59,16 @@ def tune_products(
 def _fastest(unmeasured: Unmeasured, rows: int, seconds: Callable[[Callable[[], object], int], float]) -> Config:
     kind, shape, weights = unmeasured
     some = weights[: max(-(-_BYTES // kind.numbers(weights[0]).nbytes), 1)]
-    inputs = kind.inputs(weights[0], shape, rows)
+    # Rows that an earlier product has read may still be in the L1 caches, which those of a model never are.
+    inputs = [kind.inputs(weights[0], shape, rows) for _ in some]
 
     def run(config: Config) -> None:
-        for weight in some:
-            kind.compute(weight, shape, inputs, config)
+        for weight, own in zip(some, inputs, strict=True):
+            kind.compute(weight, shape, own, config)
 
     found: dict[Config, float] = {}
     # There are two rounds, because the first one starts on an idle device with a lower clock rate.
-    for config in 2 * _right(unmeasured, inputs, kind.candidates(weights[0], shape, rows)):
+    for config in 2 * _right(unmeasured, inputs[0], kind.candidates(weights[0], shape, rows)):
         took = seconds(partial(run, config), 1)
         found[config] = min(took, found.get(config, took))
     return min(found, key=lambda config: found[config], default=kind.trusted)
