@@ -20,9 +20,9 @@ from .overlap import LINE, let_next_start, lines_ahead, overlap_options, prefetc
 from .parts import arrivals_of
 from .reference.activation import GATES
 from .reference.norm import PendingNorm
-from .tuning import linear_config
+from .tuning import MOST_ROWS, linear_config
 from .unmeasured import linear_candidates
-from .unmeasured_hopper import NUMBERS, hopper_candidates
+from .unmeasured_hopper import DENSE, hopper_candidates
 from .unmeasured_products import random_rows, watch
 
 
@@ -241,7 +241,7 @@ def by_cublas(
 class _Numbers:
     """Implements Kind for weights of 16 bits."""
 
-    rows, trusted = (1, 8, 16, 32, 64), None
+    rows, trusted = (1, 8, 16, 32, 64, MOST_ROWS), None
 
     def numbers(self, weight: torch.Tensor) -> torch.Tensor:
         return weight
@@ -250,9 +250,12 @@ class _Numbers:
         return ""
 
     def candidates(self, weight: torch.Tensor, shape: Product, rows: int) -> list[LinearConfig | None]:
-        found = linear_candidates(rows, *shape, weight.device)
+        found: list[LinearConfig | None] = [None]
+        if rows < MOST_ROWS:
+            found = linear_candidates(rows, *shape, weight.device)
         if rows > 1 and fits_hopper(weight):
-            found += [*few_numbers_candidates(rows, shape), *hopper_candidates(NUMBERS, rows, shape, weight.device)]
+            # Beside the other kernels of a step, that for few rows is faster than those with TMA that are faster alone.
+            found += few_numbers_candidates(rows, shape) or hopper_candidates(DENSE, rows, shape, weight.device)
         return found
 
     def inputs(self, weight: torch.Tensor, shape: Product, rows: int) -> torch.Tensor:

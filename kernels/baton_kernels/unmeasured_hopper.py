@@ -27,6 +27,12 @@ _NUMBER_TILES: _Tiles = {
     128: ((256, 8, 64, _ALONE), (128, 8, 64, _ALONE)),
     256: ((128, 8, 64, _ALONE),),
 }
+_DENSE_TILES: _Tiles = {
+    16: ((64, 4, 128, _ALONE), (128, 8, 128, _OF_TWO), (128, 8, 64, _OF_TWO), (64, 4, 128, _OF_TWO)),
+    32: ((64, 4, 128, _ALONE), (128, 8, 64, _OF_TWO), (64, 4, 64, _OF_THREE), (128, 8, 128, _OF_TWO)),
+    64: ((64, 4, 128, _ALONE), (128, 8, 64, _OF_TWO), (256, 8, 64, _ALONE)),
+    128: ((64, 4, 64, _ALONE), (256, 8, 64, _ALONE), (128, 4, 64, _ALONE)),
+}
 
 
 class Operands(NamedTuple):
@@ -42,7 +48,8 @@ class Operands(NamedTuple):
 
 
 CODES = Operands(2, 0.5, _CODE_TILES)
-NUMBERS = Operands(2, 2, _NUMBER_TILES)
+NUMBERS = Operands(2, 2, _NUMBER_TILES)  # of experts
+DENSE = Operands(2, 2, _DENSE_TILES, most_rows=128)
 
 
 def scaled_numbers(weight: ScaledWeight) -> Operands:

@@ -18,7 +18,7 @@ from baton_kernels.quantize import quantize_rows
 from baton_kernels.reference.grouped_linear import GroupedWeight
 from baton_kernels.reference.quantize import QuantizedRows, RowFormat
 from baton_kernels.reference.scaled_linear import ScaledWeight
-from baton_kernels.unmeasured_hopper import NUMBERS, hopper_candidates
+from baton_kernels.unmeasured_hopper import DENSE, hopper_candidates
 
 SHARED_MEMORY = 220 << 10
 WEIGHT_BYTES = 512 << 20  # several times the L2 cache of any current GPU
@@ -105,7 +105,7 @@ class Bfloat16(Format):
         device = torch.device(DEVICE)
         if not is_hopper(device):
             return found
-        return [*few_numbers_candidates(rows, product), *hopper_candidates(NUMBERS, rows, product, device), *found]
+        return [*(few_numbers_candidates(rows, product) or hopper_candidates(DENSE, rows, product, device)), *found]
 
 
 class Scaled(Format):

@@ -61,8 +61,8 @@ class WorkerSettings(PeerSettings):
     """The most sequences that one engine step computes; 0 = 256 on GPU, 128 on CPU."""
     chunk_ms: float = Field(default=CHUNK_MS, ge=0)
     """On GPU, how many ms the prompts in a step may delay its decodes. While several prompts are queued, the limit is
-    up to four times as long. It is up to eight times as long if the queue, without its longest prompt, would otherwise take
-    more than 24 steps. 0 = only --max-num-batched-tokens limits prompts."""
+    up to four times as long. It is up to eight times as long if the queue, without its longest prompt, would otherwise
+    take more than 24 steps. 0 = only --max-num-batched-tokens limits prompts."""
     enable_prefix_caching: bool = True
     """Keep the KV of finished sequences for later ones that begin with the same tokens."""
     enforce_eager: bool = False

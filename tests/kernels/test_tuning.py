@@ -18,6 +18,7 @@ from baton_kernels.reference.scaled_linear import ScaledWeight
 from baton_kernels.tuning import MOST_ROWS, experts_config, linear_config
 from baton_kernels.unmeasured_hopper import (
     CODES,
+    DENSE,
     NUMBERS,
     Operands,
     hopper_candidates,
@@ -31,6 +32,7 @@ FP8 = torch.float8_e4m3fn
 OPERANDS = (
     CODES,
     NUMBERS,
+    DENSE,
     *(
         scaled_numbers(ScaledWeight(torch.zeros(1, 256, dtype=dtype), torch.ones(1, 1), tile))
         for dtype, tile in ((FP8, (1, 256)), (FP8, (128, 128)), (torch.int8, (1, 256)))
@@ -91,7 +93,7 @@ def test_what_was_not_measured_goes_to_cublas_but_for_one_row(monkeypatch: pytes
 
 def test_a_gpu_without_tables_has_those_of_the_same_chip(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, (9, 0))
-    assert linear_config(8, 4096, 4096, False, DEVICE) == LinearConfig(16, 64, 128, 2, 4, 8)
+    assert linear_config(8, 4096, 4096, False, DEVICE) == LinearConfig(16, 64, 128, 1, 4, 8, hopper=True)
 
 
 @pytest.mark.parametrize("inner", [1152, 2304, 3072, 3840, 5120, 8192, 12_288, 29_568])
