@@ -20,6 +20,14 @@ class Tokens(msgspec.Struct):
     positions: torch.Tensor
     slots: torch.Tensor
 
+    def split(self, at: int) -> tuple["Tokens", "Tokens"]:
+        """Return the tokens before an index, and those from it on."""
+        first, second = slice(at), slice(at, None)
+        return (
+            Tokens(self.ids[first], self.positions[first], self.slots[:, first]),
+            Tokens(self.ids[second], self.positions[second], self.slots[:, second]),
+        )
+
 
 class Context:
     """The inputs of a model's forward pass beside its weights, and its access to attention.

@@ -294,15 +294,15 @@ class CudaRunner(Runner):
 
         packed: as TokenGraphs.forward has it. written: as Context has it.
         """
-        self._backend.prepare(batch)
         if self._token_graphs and size:
+            self._backend.prepare(batch)
             self._receive(batch.starts[-1])
             return self._token_graphs.forward(size, packed, written)
         inputs = packed.to(self.device, non_blocking=True)
         ids = inputs[0]
         if packed[0].min() < 0:
             ids = self._table.resolve(ids)
-        return self._model(self._context(Tokens(ids, inputs[1], inputs[2:]), written)), ids
+        return self._pass(Tokens(ids, inputs[1], inputs[2:]), batch, written), ids
 
     def _draw(
         self,

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,8 @@ log = logging.getLogger(__name__)
 
 # Bounds the memory of float32 copies of logits.
 FLOAT_ROWS = 64
+# Several ranks compute steps of at least so many tokens in two halves. The first has a multiple of _TILE tokens.
+_LEAST_HALVED, _TILE = 2048, 128
 
 
 class Runner:
@@ -118,7 +121,10 @@ class Runner:
         )  # fmt: skip
         keys = max(config.max_num_batched_tokens, self.max_model_len)
         limits = StepLimits(config.max_num_seqs, keys, config.deterministic)
-        self._backend = backend_class(backend, model)(self.cache, model.num_heads, model.attention, limits)
+        make_backend = partial(backend_class(backend, model), self.cache, model.num_heads, model.attention, limits)
+        self._backend = make_backend()
+        # A second one, with which the second half of a large step is computed beside the first half.
+        self._beside = make_backend() if ranks.count > 1 and not config.deterministic else None
         unused = frozenset({"lm_head.weight"}) if model.tie_word_embeddings else frozenset[str]()
         quantization = read_quantization(folder, config.quantization)
         self.quantization = quantization.name
@@ -268,9 +274,8 @@ class Runner:
         self._table.take(plan)
         packed = np.empty((2 + self._num_groups, plan.num_tokens), dtype=np.int64)
         batch = self._pack(plan, packed)
-        self._backend.prepare(batch)
         inputs = to_device(packed, self.device)
-        hidden = self._model(self._context(Tokens(inputs[0], inputs[1], inputs[2:])))
+        hidden = self._pass(Tokens(inputs[0], inputs[1], inputs[2:]), batch)
         return self._finish(plan, batch, hidden)
 
     def learn(self, drawn: list[tuple[int, int]]) -> None:
@@ -290,8 +295,28 @@ class Runner:
 
         return StepWithoutDraws(draw) if plan.masked else Done(draw(None))
 
-    def _context(self, tokens: Tokens, written: Callable[[int], None] | None = None) -> Context:
-        return Context(tokens, self.cache, self._backend, written, self._received(tokens))
+    def _pass(
+        self, tokens: Tokens, batch: AttentionBatch, written: Callable[[int], None] | None = None
+    ) -> torch.Tensor:
+        """Return the hidden states of a step. written: as Context has it.
+
+        Several ranks compute the halves of a large step in turn: while they add up what they have for one half, each of
+        them computes the other. The second half attends to the keys of the first, whose layers are always ahead.
+        """
+        count, received = len(tokens.positions), self._received(tokens)
+        if self._beside is None or count < _LEAST_HALVED:
+            self._backend.prepare(batch)
+            return self._model(Context(tokens, self.cache, self._backend, written, received))
+        at = count // (2 * _TILE) * _TILE
+        (first, second), (batch, rest) = tokens.split(at), batch.split(at)
+        self._backend.prepare(batch)
+        self._beside.prepare(rest)
+        before, after = (None, None) if received is None else (received[:at], received[at:])
+        contexts = (
+            Context(first, self.cache, self._backend, received=before),
+            Context(second, self.cache, self._beside, written, after),
+        )
+        return torch.cat(self._ranks.in_turn([partial(self._model, context) for context in contexts]))
 
     def _received(self, tokens: Tokens) -> torch.Tensor | None:
         """Return the hidden states that the previous stage has computed for a step; None = there is none."""

@@ -1,7 +1,7 @@
 """Which part of a layer a rank computes, and how the parts of all ranks become the result (Shoeybi et al.,
 "Megatron-LM", 2019)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,6 +41,9 @@ class Ranks(Place, Protocol):
     def join(self, y: torch.Tensor) -> torch.Tensor:
         """Return the ranks' y [T, n] side by side, [T, count * n]."""
 
+    def in_turn(self, passes: list[Callable[[], torch.Tensor]]) -> list[torch.Tensor]:
+        """Return the results of passes of a model. While a sum of one pass is under way, the next one goes on."""
+
     def least(self, value: int) -> int:
         """Return the least of the ranks' values. It is for decisions that all ranks must take alike."""
 
@@ -56,6 +59,9 @@ class OneRank:
 
     def join(self, y: torch.Tensor) -> torch.Tensor:
         return y
+
+    def in_turn(self, passes: list[Callable[[], torch.Tensor]]) -> list[torch.Tensor]:
+        return [each() for each in passes]
 
     def least(self, value: int) -> int:
         return value

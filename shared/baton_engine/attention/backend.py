@@ -1,6 +1,7 @@
 """The interface of attention implementations."""
 
 import itertools
+from bisect import bisect_left
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -28,6 +29,17 @@ class AttentionBatch(msgspec.Struct):
     starts: list[int]
     lengths: list[int]
     tables: np.ndarray
+
+    def split(self, at: int) -> tuple["AttentionBatch", "AttentionBatch"]:
+        """Return the batches of the tokens before one of the step's tokens, and from this one on. at: its index, of
+        which there are tokens on both sides. A sequence with tokens on both sides is in both batches."""
+        count = bisect_left(self.starts, at)  # the sequences that begin before
+        after = self.starts[count] - at
+        lengths = [*self.lengths[: count - 1], self.lengths[count - 1] - after]
+        first = AttentionBatch([*self.starts[:count], at], lengths, self.tables[:count])
+        begun = count - 1 if after else count
+        starts = [0, *(start - at for start in self.starts[begun + 1 :])]
+        return first, AttentionBatch(starts, self.lengths[begun:], self.tables[begun:])
 
     @property
     def counts(self) -> list[int]:

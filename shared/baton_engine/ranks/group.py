@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import (
 
 from baton_engine.cuda_graph import graph_seconds
 from baton_engine.stage import Stage
+from baton_engine.turns import give_way, in_turn
 
 from .errors import CollectiveError
 from .linked_stage import LinkedStage
@@ -63,6 +64,8 @@ class Group:
         # On a GPU, operations run in the current stream, since waiting for another stream would take longer.
         self._sum, self._join = AllreduceOptions(), AllgatherOptions()
         self._sum.asyncOp = self._join.asyncOp = False
+        # While passes take turns, the sums of one are computed in a stream of their own beside the other's work.
+        self._sum_aside, self._takes_turns = AllreduceOptions(), False
         self._least = AllreduceOptions()
         self._least.reduceOp = ReduceOp.MIN  # type: ignore[assignment]
         self._largest = AllreduceOptions()
@@ -96,8 +99,16 @@ class Group:
 
     def sum_large(self, y: torch.Tensor) -> torch.Tensor:
         """Do the same as `sum`, but never over symmetric memory, whatever the size of y."""
-        self._run(lambda: self._device.allreduce([y], self._sum))
+        options = self._sum_aside if self._takes_turns else self._sum
+        self._run(lambda: self._device.allreduce([y], options))
         return y
+
+    def in_turn(self, passes: list[Callable[[], torch.Tensor]]) -> list[torch.Tensor]:
+        self._takes_turns = True
+        try:
+            return in_turn(passes)
+        finally:
+            self._takes_turns = False
 
     def join(self, y: torch.Tensor) -> torch.Tensor:
         rows, own = len(y), y.contiguous()
@@ -128,6 +139,7 @@ class Group:
             operation = begin()
             # NCCL returns nothing for an operation in the current stream, in which later work comes after it anyway.
             if operation is not None:
+                give_way()
                 operation.wait()
         except RuntimeError as error:
             raise CollectiveError(f"an operation of all ranks failed: {error}") from error
@@ -163,4 +175,6 @@ def _nccl(store: PrefixStore, number: int, count: int) -> Any:
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
     options = ProcessGroupNCCL.Options()
     options._timeout = _GPU_TIMEOUT
+    # Sums beside other work get multiprocessors first, as both passes wait for them.
+    options.is_high_priority_stream = True
     return ProcessGroupNCCL(store, number, count, options)
