@@ -22,6 +22,7 @@ from .decode_graphs import DecodeGraphs
 from .device_sampler import DeviceSampler, Drawn
 from .draw_groups import RowDraw
 from .executor import Fence, LaunchedHere
+from .host_draws import FLOAT_ROWS
 from .layer_marks import LayerMarks
 from .loading import Progress
 from .logprobs import logprob_columns
@@ -32,7 +33,7 @@ from .ops import Ops
 from .product_tuning import tune_products
 from .prompt_graphs import SIZES, PromptGraphs
 from .row_table import DeviceRowTable
-from .runner import FLOAT_ROWS, Runner, row_sums
+from .runner import Runner, row_sums
 from .shard import ALONE, Ranks
 from .stage import WHOLE, Stage
 from .step_in_flight import PromptLogprobs, StepInFlight

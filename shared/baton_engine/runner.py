@@ -18,6 +18,8 @@ from .config import ConfigError, EngineConfig
 from .context import Context, Tokens
 from .device import choose_dtype, find_device
 from .executor import Done, Fence, LaunchedHere
+from .halves import Halves
+from .host_draws import draw_tokens, prompt_logprobs
 from .kv_cache import KvCache
 from .kv_calibration import calibration_prompts, largest_kv
 from .kv_dtype import check_fp8_kv, choose_kv_dtype
@@ -41,10 +43,8 @@ from .memory import (
 from .model_config import ModelConfig
 from .ops import TORCH, Ops
 from .quantization.registry import read_quantization
-from .results import Choice, Results, mark_broken
+from .results import Results, mark_broken
 from .row_table import RowTable
-from .sampler import Draw, choose, token_logprobs
-from .sampling import TokenLogprobs
 from .shard import ALONE, Ranks, head_part
 from .stage import WHOLE, Stage
 from .step_plan import StepPlan
@@ -55,11 +55,6 @@ from .threads import Threads, choose_threads
 from .transfer import to_device
 
 log = logging.getLogger(__name__)
-
-# Bounds the memory of float32 copies of logits.
-FLOAT_ROWS = 64
-# Several ranks compute steps of at least so many tokens in two halves. The first has a multiple of _TILE tokens.
-_LEAST_HALVED, _TILE = 2048, 128
 
 
 class Runner:
@@ -123,8 +118,6 @@ class Runner:
         limits = StepLimits(config.max_num_seqs, keys, config.deterministic)
         make_backend = partial(backend_class(backend, model), self.cache, model.num_heads, model.attention, limits)
         self._backend = make_backend()
-        # A second one, with which the second half of a large step is computed beside the first half.
-        self._beside = make_backend() if ranks.count > 1 and not config.deterministic else None
         unused = frozenset({"lm_head.weight"}) if model.tie_word_embeddings else frozenset[str]()
         quantization = read_quantization(folder, config.quantization)
         self.quantization = quantization.name
@@ -145,6 +138,9 @@ class Runner:
             self._model = build(weights, self._ops)
             if scales is not None:
                 self._scale_kv(scales, stored_scales, whole.num_kv_heads)
+        self._halves: Halves | None = None
+        if ranks.count > 1 and not config.deterministic:
+            self._halves = Halves(self._model, self.cache, (self._backend, make_backend()), ranks)
 
     def _stored_scales(self, weights: Weights) -> StoredScales | None:
         file, layers = self._config.kv_scales, self.model.kv_layers
@@ -283,12 +279,12 @@ class Runner:
 
     def _finish(self, plan: StepPlan, batch: AttentionBatch, hidden: torch.Tensor) -> LaunchedHere:
         """Draw the tokens of a plan. hidden: [T, hidden] of the batch's tokens."""
-        results = Results([], self._all_prompt_logprobs(plan, batch, hidden))
+        results = Results([], prompt_logprobs(plan, self._table, self._model, batch, hidden))
         last = [end - 1 for end, draws in zip(batch.starts[1:], plan.draws, strict=True) if draws]
         logits = self._model.logits(hidden[last]) if last else hidden[:0]
 
         def draw(masks: np.ndarray | None) -> Results:
-            results.choices = self._sample(plan, logits, masks)
+            results.choices = draw_tokens(plan, self._table, logits, masks)
             if plan.has_prompts:
                 mark_broken(results.choices, batch.starts, row_sums(hidden).tolist())
             return results
@@ -298,25 +294,12 @@ class Runner:
     def _pass(
         self, tokens: Tokens, batch: AttentionBatch, written: Callable[[int], None] | None = None
     ) -> torch.Tensor:
-        """Return the hidden states of a step. written: as Context has it.
-
-        Several ranks compute the halves of a large step in turn: while they add up what they have for one half, each of
-        them computes the other. The second half attends to the keys of the first, whose layers are always ahead.
-        """
-        count, received = len(tokens.positions), self._received(tokens)
-        if self._beside is None or count < _LEAST_HALVED:
-            self._backend.prepare(batch)
-            return self._model(Context(tokens, self.cache, self._backend, written, received))
-        at = count // (2 * _TILE) * _TILE
-        (first, second), (batch, rest) = tokens.split(at), batch.split(at)
+        """Return the hidden states of a step. written: as Context has it."""
+        received = self._received(tokens)
+        if self._halves is not None and self._halves.fit(tokens):
+            return self._halves.forward(tokens, batch, written, received)
         self._backend.prepare(batch)
-        self._beside.prepare(rest)
-        before, after = (None, None) if received is None else (received[:at], received[at:])
-        contexts = (
-            Context(first, self.cache, self._backend, received=before),
-            Context(second, self.cache, self._beside, written, after),
-        )
-        return torch.cat(self._ranks.in_turn([partial(self._model, context) for context in contexts]))
+        return self._model(Context(tokens, self.cache, self._backend, written, received))
 
     def _received(self, tokens: Tokens) -> torch.Tensor | None:
         """Return the hidden states that the previous stage has computed for a step; None = there is none."""
@@ -369,48 +352,6 @@ class Runner:
         # The tables of each group begin where 16 bytes do, as those of the row table.
         width = -(-max(plan.ends) // (4 * size)) * 4
         return AttentionBatch(starts, plan.ends, table.blocks[plan.rows, :, :width])
-
-    def _sample(self, plan: StepPlan, logits: torch.Tensor, masks: np.ndarray | None) -> list[list[Choice]]:
-        """Draw the tokens of a plan. logits: [chunks that draw, vocab]. masks: one for each masked chunk."""
-        mask_of = {chunk: masks[at] for at, chunk in enumerate(plan.masked)} if masks is not None else {}
-        draws: list[Draw] = []
-        owners: list[int] = []
-        at = 0
-        for chunk, (row, number) in enumerate(zip(plan.rows, plan.draws, strict=True)):
-            new = self._table[row]
-            draws += [
-                Draw(new.sampling, new.prompt, new.output, at, new.choice + choice, mask_of.get(chunk))
-                for choice in range(number)
-            ]
-            owners += [chunk] * number
-            at += number > 0
-        choices: list[list[Choice]] = [[] for _ in plan.rows]
-        for first in range(0, len(draws), FLOAT_ROWS):
-            part = slice(first, first + FLOAT_ROWS)
-            for chunk, choice in zip(owners[part], choose(logits, draws[part]), strict=True):
-                choices[chunk].append(choice)
-        for row, drawn in zip(plan.rows, choices, strict=True):
-            if drawn:
-                # The other choices get rows of their own when they fork.
-                self._table[row].output.append(drawn[0].token)
-        return choices
-
-    def _all_prompt_logprobs(
-        self, plan: StepPlan, batch: AttentionBatch, hidden: torch.Tensor
-    ) -> dict[int, list[TokenLogprobs]]:
-        """Return the logprobs of prompt tokens by the chunks that want them."""
-        found: dict[int, list[TokenLogprobs]] = {}
-        for chunk, first in plan.prompt_logprobs:
-            new, begin, end = self._table[plan.rows[chunk]], plan.ends[chunk] - plan.counts[chunk], plan.ends[chunk]
-            targets = new.prompt[first : end + 1]
-            # The logits at one position give the logprob of the token at the next position.
-            start = batch.starts[chunk] + first - 1 - begin
-            entries = found[chunk] = []
-            for at in range(0, len(targets), FLOAT_ROWS):
-                part = targets[at : at + FLOAT_ROWS]
-                logits = self._model.logits(hidden[start + at : start + at + len(part)]).float()
-                entries += token_logprobs(logits, part, [new.sampling.prompt_logprobs or 0] * len(part))
-        return found
 
 
 def row_sums(hidden: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton_engine import runner
+from baton_engine import halves, runner
 from baton_engine.attention.backend import AttentionBatch
 from baton_engine.engine import Engine
 from baton_engine.shard import OneRank
@@ -48,14 +48,15 @@ def halved(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
         return y
 
     monkeypatch.setattr(runner, "backend_class", recorded)
-    monkeypatch.setattr(runner, "_LEAST_HALVED", 16)
-    monkeypatch.setattr(runner, "_TILE", 4)
+    monkeypatch.setattr(halves, "_LEAST_TOKENS", 16)
+    monkeypatch.setattr(halves, "_TILE", 4)
     monkeypatch.setattr(OneRank, "sum", sum_slowly)
     monkeypatch.setattr(OneRank, "in_turn", lambda self, passes: in_turn(passes))
 
     def make(folder: Path, **settings: Any) -> Engine:
         engine = make_engine(folder, **settings)
-        engine.runner._beside = backends[-1]()  # type: ignore[attr-defined]
+        own: Any = engine.runner
+        own._halves = halves.Halves(own._model, own.cache, (own._backend, backends[-1]()), own._ranks)
         return engine
 
     return make

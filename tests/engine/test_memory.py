@@ -287,7 +287,7 @@ def make_measured(folder: Path, monkeypatch: pytest.MonkeyPatch, memory: FakeMem
 
 
 def test_an_engine_runs_the_largest_steps_and_is_none_the_worse(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton_engine.runner.FLOAT_ROWS", 3)
+    monkeypatch.setattr("baton_engine.host_draws.FLOAT_ROWS", 3)
     engine = make_measured(llama, monkeypatch, FakeMemory(), max_num_batched_tokens=64, max_num_seqs=8)
     assert engine.pool.num_blocks == 512 // 16 * 8
     assert not any(plane.count_nonzero() for plane in engine.runner.cache.planes)
