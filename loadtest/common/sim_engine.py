@@ -19,8 +19,9 @@ from baton_engine.step_times import StepTimes, StepWork
 from loadtest.common.sim_pod import Clock
 
 BLOCK_SIZE = 64
-# As in baton_engine/pipeline.py: the next step is planned so long before the predicted end of one with prompts.
-_LEAD_S, _LEAD_SHARE = 0.012, 0.05
+# As in baton_engine/pipeline.py: the next step is planned so long before the predicted end of one with prompts, or of
+# one of decodes, which are scheduled and launched in 1 to 2 ms.
+_LEAD_S, _DECODES_LEAD_S, _LEAD_SHARE = 0.012, 0.002, 0.05
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,8 @@ class EnginePod:
         now, plan = self._clock.now, self._steps[0].plan
         seconds = self._device.seconds(StepWork.of(plan))
         self.busy_s += seconds
-        next_s = max(seconds * (1 - _LEAD_SHARE) - _LEAD_S, 0.0) if plan.has_prompts else 0.0
+        lead = _LEAD_S if plan.has_prompts else _DECODES_LEAD_S
+        next_s = max(seconds * (1 - _LEAD_SHARE) - lead, 0.0)
         self._clock.at(now + next_s, self._plan)
         self._clock.at(now + seconds, self._end)
 

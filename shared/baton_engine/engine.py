@@ -116,7 +116,7 @@ class Engine:
         arrive until then are part of it. on_wait: called repeatedly while there is nothing to start or read. It may
         call every method of the engine except step.
         """
-        while on_wait and self._in_flight.is_full():
+        while on_wait and self._in_flight.is_full(bool(self.scheduler.waiting)):
             on_wait()
         result = StepResult()
         if self._compiling:

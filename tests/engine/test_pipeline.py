@@ -62,18 +62,18 @@ def step_of(*counts: int) -> Step:
 @pytest.mark.parametrize("counts", [(200,), (1, 1, 200)], ids=["prompt", "prompt beside decodes"])
 def test_it_is_full_until_shortly_before_prompts_are_computed(clock: Clock, counts: tuple[int, ...]) -> None:
     pipeline, launched = Pipeline(StepTimes.of_rate(1000.0)), StepInFlight()
-    assert not pipeline.is_full()
+    assert not pipeline.is_full(False)
     pipeline.put(step_of(*counts), launched.launch)
     full_for = -clock.now
-    while pipeline.is_full():
+    while pipeline.is_full(False):
         pass
     full_for += clock.now
     assert 0.15 < full_for < 0.2
     pipeline.put(step_of(200), StepInFlight().launch)
-    assert not pipeline.is_full()
+    assert not pipeline.is_full(False)
     pipeline.read()
     # The second began when the first was over.
-    assert pipeline.is_full()
+    assert pipeline.is_full(False)
 
 
 def test_an_idle_device_begins_while_a_step_is_launched(clock: Clock) -> None:
@@ -85,7 +85,7 @@ def test_an_idle_device_begins_while_a_step_is_launched(clock: Clock) -> None:
 
     begun = clock.now
     pipeline.put(step_of(200), launch)
-    while pipeline.is_full():
+    while pipeline.is_full(False):
         pass
     assert 0.12 < clock.now - begun < 0.15
 
@@ -103,7 +103,7 @@ def test_after_long_launches_the_next_one_begins_earlier(clock: Clock) -> None:
         pipeline.put(step_of(200), launch)
         step.over = False
         begun = clock.now - launch_s
-        while pipeline.is_full():
+        while pipeline.is_full(False):
             pass
         full_for.append(clock.now - begun)
         pipeline.read()
@@ -113,16 +113,66 @@ def test_after_long_launches_the_next_one_begins_earlier(clock: Clock) -> None:
 def test_what_was_predicted_too_long_ends_when_it_ends(clock: Clock) -> None:
     pipeline, launched = Pipeline(StepTimes.of_rate(1000.0)), StepInFlight()
     pipeline.put(step_of(200), launched.launch)
-    assert pipeline.is_full()
+    assert pipeline.is_full(False)
     launched.over = True
-    assert not pipeline.is_full()
+    assert not pipeline.is_full(False)
+
+
+def decode_times(seconds: float) -> StepTimes:
+    times = StepTimes()
+    times.begin([(StepWork(0, 0, count, keys), seconds) for count, keys in ((1, 1), (2, 2), (1, 4))])
+    return times
+
+
+def test_decodes_are_launched_shortly_before_the_last_ones_end(clock: Clock) -> None:
+    """As soon as a prompt waits, there is nothing more to wait for."""
+    pipeline, begun = Pipeline(decode_times(0.02)), clock.now
+    pipeline.put(step_of(1), StepInFlight().launch)
+    while pipeline.is_full(False):
+        assert not pipeline.is_full(True)
+    assert clock.now - begun == pytest.approx(0.0185, abs=0.001)
+
+
+def test_decodes_are_launched_earlier_after_the_device_had_to_wait(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton_engine.pipeline._ON_TIME_S", 1.0)
+    pipeline, full_for = Pipeline(decode_times(0.02)), []
+    step = StepInFlight()
+    pipeline.put(step_of(1), step.launch)
+    for late in [True] * 5 + [False] * 300:
+        begun = clock.now
+        while pipeline.is_full(False):
+            pass
+        full_for.append(clock.now - begun)
+
+        def launch(plan: StepPlan) -> StepInFlight:
+            step.over = late  # noqa: B023
+            return StepInFlight()
+
+        pipeline.put(step_of(1), launch)
+        clock.now = begun + 0.02
+        pipeline.read()
+        step = pipeline.oldest[1]
+    assert full_for[:6] == pytest.approx([0.0183, 0.0178, 0.0168, 0.0148, 0.0108, 0.0108], abs=0.0006)
+    assert full_for[-1] == pytest.approx(0.0183, abs=0.0006)
+
+
+def test_the_device_need_not_wait_for_a_step_that_never_came(clock: Clock) -> None:
+    """All sequences may have been aborted in the meantime."""
+    pipeline, step = Pipeline(decode_times(0.02)), StepInFlight()
+    pipeline.put(step_of(1), step.launch)
+    assert pipeline.is_full(False)
+    pipeline.read()
+    pipeline.put(step_of(1), StepInFlight().launch)
+    assert pipeline.is_full(False)
 
 
 @pytest.mark.parametrize(("rate", "count"), [(0.0, 200), (1000.0, 1)], ids=["rate unknown", "decodes"])
 def test_what_cannot_be_foreseen_is_not_waited_for(clock: Clock, rate: float, count: int) -> None:
     pipeline = Pipeline(StepTimes.of_rate(rate) if rate else StepTimes())
     pipeline.put(step_of(count), StepInFlight().launch)
-    assert not pipeline.is_full()
+    assert not pipeline.is_full(False)
 
 
 def test_the_rate_follows_what_long_steps_take(clock: Clock) -> None:
