@@ -87,9 +87,9 @@ def _facts(item, where, HEADS: gl.constexpr, BLOCK_KEYS: gl.constexpr, WINDOW: g
     first_row = gl.load(tile_starts + tile)
     end_row = gl.load(starts + sequence + 1)
     length = gl.load(lengths + sequence)
-    # The queries are the sequence's last tokens. An unused tile of a CUDA graph has no queries and reads one key.
+    # The queries are the sequence's last tokens.
     lowest = length - end_row + first_row
-    end = gl.maximum(gl.minimum(lowest + 2 * _GROUP_QUERIES, length), 1)
+    end = gl.minimum(lowest + 2 * _GROUP_QUERIES, length)
     middle = (lowest + 1) // BLOCK_KEYS * BLOCK_KEYS
     begin, inner, oldest = 0, 0, 0
     if WINDOW > 0:
@@ -115,11 +115,12 @@ def _fetch(
     CHUNKED: gl.constexpr = sizes[8]
     fetched = 0
     for round in range(_rounds(where[4] * HEADS)):
-        head, sequence, _, _, _, begin, _, _, end, oldest = _facts(
+        head, sequence, first_row, end_row, _, begin, _, _, end, oldest = _facts(
             _item(round), where, HEADS, BLOCK_KEYS, WINDOW, CHUNKED
         )
         table, column = tables + sequence.to(gl.int64) * table_stride, head // GROUP * DIM
-        count = gl.cdiv(end - begin, BLOCK_KEYS)
+        # An unused tile of a CUDA graph has no queries.
+        count = gl.where(first_row < end_row, gl.cdiv(end - begin, BLOCK_KEYS), 0)
         for at in range(count):
             # The table is read before the wait for memory, which hides how long that takes.
             first = begin + (count - 1 - at) * BLOCK_KEYS
@@ -234,75 +235,76 @@ def _attend(first, q_tile, my_turn, other_turn, shared, where, sizes: gl.constex
     column = gl.arange(0, BLOCK_DIM, layout=gl.SliceLayout(0, loaded))
     before, turns = 0, 0
     for round in range(_rounds(where[4] * HEADS)):
-        head, _, first_row, end_row, length, begin, middle, inner, end, oldest = _facts(
+        head, _sequence, first_row, end_row, length, begin, middle, inner, end, oldest = _facts(
             _item(round), where, HEADS, BLOCK_KEYS, WINDOW, CHUNKED
         )
-        first_row += first
-        row = first_row + gl.arange(0, _GROUP_QUERIES, layout=gl.SliceLayout(1, loaded))
-        at_q = (row.to(gl.int64)[:, None] * HEADS + head) * DIM + column[None, :]
-        inside = (row < end_row)[:, None] & (column < DIM)[None, :]
-        q_tile.store(gl.load(q + at_q, mask=inside, other=0.0))
-        fence_async_shared()
+        if first_row < end_row:
+            first_row += first
+            row = first_row + gl.arange(0, _GROUP_QUERIES, layout=gl.SliceLayout(1, loaded))
+            at_q = (row.to(gl.int64)[:, None] * HEADS + head) * DIM + column[None, :]
+            inside = (row < end_row)[:, None] & (column < DIM)[None, :]
+            q_tile.store(gl.load(q + at_q, mask=inside, other=0.0))
+            fence_async_shared()
 
-        position = length - end_row + first_row + gl.arange(0, _GROUP_QUERIES, layout=rows)
-        peak = gl.full([_GROUP_QUERIES], float("-inf"), gl.float32, rows)
-        total = gl.zeros([_GROUP_QUERIES], gl.float32, rows)
-        if SINKS:
-            # The softmax begins with the sink, whose value is 0.
-            peak = gl.zeros([_GROUP_QUERIES], gl.float32, rows) + gl.load(sinks + head) * _LOG2E
-            total += 1.0
-        count = gl.cdiv(end - begin, BLOCK_KEYS)
-        stage, phase = before % _STAGES, before // _STAGES & 1
-        mbarrier.wait(k_full.index(stage), phase)
-        none = gl.zeros([_GROUP_QUERIES, BLOCK_KEYS], gl.float32, scores_layout)
-        scores = warpgroup_mma(q_tile, k_tiles.index(stage).permute((1, 0)), none, use_acc=False, is_async=True)
-        scores = warpgroup_mma_wait(num_outstanding=0, deps=[scores])
-        mbarrier.arrive(k_empty.index(stage), count=1)
-        newest = begin + (count - 1) * BLOCK_KEYS
-        weights, peak, total, _ = _weights_of(
-            scores, peak, total, position, newest, end, scale, softcap,
-            scores_layout, BLOCK_KEYS, WINDOW, CHUNKED, SOFTCAP, True,
-        )  # fmt: skip
-        mbarrier.wait(v_full.index(stage), phase)
-        _clean(v_tiles.index(stage), newest, oldest, end, BLOCK_KEYS, BLOCK_DIM)
-        acc = gl.zeros([_GROUP_QUERIES, BLOCK_DIM], gl.float32, acc_layout)
-        weights = gl.convert_layout(weights.to(q.dtype.element_ty), operand)
-        # Tiles in the order in which they are fetched: some with a mask, those without, and, with a window, more with
-        # one.
-        unmasked = gl.maximum(count - gl.cdiv(gl.maximum(middle - begin, 0), BLOCK_KEYS), 1)
-        masked = count
-        if WINDOW > 0:
-            masked = gl.maximum(count - (inner - begin) // BLOCK_KEYS, unmasked)
-        acc, peak, total, weights = _attend_tiles(
-            acc, peak, total, weights, 1, gl.minimum(unmasked, count), begin, count, before, turns, position, end,
-            scale, softcap, q_tile, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, my_turn, other_turn,
-            scores_layout, BLOCK_KEYS, WINDOW, CHUNKED, SOFTCAP, True,
-        )  # fmt: skip
-        acc, peak, total, weights = _attend_tiles(
-            acc, peak, total, weights, unmasked, gl.minimum(masked, count), begin, count, before, turns, position, end,
-            scale, softcap, q_tile, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, my_turn, other_turn,
-            scores_layout, BLOCK_KEYS, WINDOW, CHUNKED, SOFTCAP, False,
-        )  # fmt: skip
-        if WINDOW > 0:
-            acc, peak, total, weights = _attend_tiles(
-                acc, peak, total, weights, masked, count, begin, count, before, turns, position, end, scale, softcap,
-                q_tile, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, my_turn, other_turn,
+            position = length - end_row + first_row + gl.arange(0, _GROUP_QUERIES, layout=rows)
+            peak = gl.full([_GROUP_QUERIES], float("-inf"), gl.float32, rows)
+            total = gl.zeros([_GROUP_QUERIES], gl.float32, rows)
+            if SINKS:
+                # The softmax begins with the sink, whose value is 0.
+                peak = gl.zeros([_GROUP_QUERIES], gl.float32, rows) + gl.load(sinks + head) * _LOG2E
+                total += 1.0
+            count = gl.cdiv(end - begin, BLOCK_KEYS)
+            stage, phase = before % _STAGES, before // _STAGES & 1
+            mbarrier.wait(k_full.index(stage), phase)
+            none = gl.zeros([_GROUP_QUERIES, BLOCK_KEYS], gl.float32, scores_layout)
+            scores = warpgroup_mma(q_tile, k_tiles.index(stage).permute((1, 0)), none, use_acc=False, is_async=True)
+            scores = warpgroup_mma_wait(num_outstanding=0, deps=[scores])
+            mbarrier.arrive(k_empty.index(stage), count=1)
+            newest = begin + (count - 1) * BLOCK_KEYS
+            weights, peak, total, _factor = _weights_of(
+                scores, peak, total, position, newest, end, scale, softcap,
                 scores_layout, BLOCK_KEYS, WINDOW, CHUNKED, SOFTCAP, True,
             )  # fmt: skip
-        turns += count - 1
-        before += count
-        last, phase = (before - 1) % _STAGES, (before - 1) // _STAGES & 1
-        mbarrier.wait(v_full.index(last), phase)
-        if WINDOW > 0:
-            _clean(v_tiles.index(last), begin, oldest, end, BLOCK_KEYS, BLOCK_DIM)
-        acc = warpgroup_mma(weights, v_tiles.index(last), acc, is_async=True)
-        acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=[acc, weights])
-        mbarrier.arrive(v_empty.index(last), count=1)
-        total = gl.convert_layout(total, gl.SliceLayout(1, acc_layout))
-        total = gl.where(total == 0.0, 1.0, total)
-        # Results go through the shared memory of the queries, so that each thread writes consecutive elements.
-        q_tile.store((acc / total[:, None]).to(out.dtype.element_ty))
-        gl.store(out + at_q, q_tile.load(loaded), mask=inside)
+            mbarrier.wait(v_full.index(stage), phase)
+            _clean(v_tiles.index(stage), newest, oldest, end, BLOCK_KEYS, BLOCK_DIM)
+            acc = gl.zeros([_GROUP_QUERIES, BLOCK_DIM], gl.float32, acc_layout)
+            weights = gl.convert_layout(weights.to(q.dtype.element_ty), operand)
+            # Tiles in the order in which they are fetched: some with a mask, those without, and, with a window, more
+            # with one.
+            unmasked = gl.maximum(count - gl.cdiv(gl.maximum(middle - begin, 0), BLOCK_KEYS), 1)
+            masked = count
+            if WINDOW > 0:
+                masked = gl.maximum(count - (inner - begin) // BLOCK_KEYS, unmasked)
+            acc, peak, total, weights = _attend_tiles(
+                acc, peak, total, weights, 1, gl.minimum(unmasked, count), begin, count, before, turns, position, end,
+                scale, softcap, q_tile, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, my_turn, other_turn,
+                scores_layout, BLOCK_KEYS, WINDOW, CHUNKED, SOFTCAP, True,
+            )  # fmt: skip
+            acc, peak, total, weights = _attend_tiles(
+                acc, peak, total, weights, unmasked, gl.minimum(masked, count), begin, count, before, turns, position,
+                end, scale, softcap, q_tile, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, my_turn, other_turn,
+                scores_layout, BLOCK_KEYS, WINDOW, CHUNKED, SOFTCAP, False,
+            )  # fmt: skip
+            if WINDOW > 0:
+                acc, peak, total, weights = _attend_tiles(
+                    acc, peak, total, weights, masked, count, begin, count, before, turns, position, end, scale,
+                    softcap, q_tile, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, my_turn, other_turn,
+                    scores_layout, BLOCK_KEYS, WINDOW, CHUNKED, SOFTCAP, True,
+                )  # fmt: skip
+            turns += count - 1
+            before += count
+            last, phase = (before - 1) % _STAGES, (before - 1) // _STAGES & 1
+            mbarrier.wait(v_full.index(last), phase)
+            if WINDOW > 0:
+                _clean(v_tiles.index(last), begin, oldest, end, BLOCK_KEYS, BLOCK_DIM)
+            acc = warpgroup_mma(weights, v_tiles.index(last), acc, is_async=True)
+            acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=[acc, weights])
+            mbarrier.arrive(v_empty.index(last), count=1)
+            total = gl.convert_layout(total, gl.SliceLayout(1, acc_layout))
+            total = gl.where(total == 0.0, 1.0, total)
+            # Results go through the shared memory of the queries, so that each thread writes consecutive elements.
+            q_tile.store((acc / total[:, None]).to(out.dtype.element_ty))
+            gl.store(out + at_q, q_tile.load(loaded), mask=inside)
 
 
 # One compiled kernel serves all batches: compilation would halt a service for half a second.
