@@ -11,9 +11,9 @@ from .step import Step
 from .step_plan import StepPlan
 from .step_times import StepTimes, StepWork
 
-# The next step is launched before the predicted end of the current one. If that one has prompts, the lead is the longest
-# of the last launches of steps with prompts, at least _LEAD_S, plus the share of the current step's time by which a
-# prediction may be wrong (_LEAD_SHARE).
+# The next step is launched before the predicted end of the current one. If that one has prompts, the lead is the
+# longest of the last launches of steps with prompts, at least _LEAD_S, plus the share of the current step's time by
+# which a prediction may be wrong (_LEAD_SHARE).
 _LEAD_S = 0.012
 _LAUNCHES = 8
 _LEAD_SHARE = 0.05
