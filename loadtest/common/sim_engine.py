@@ -5,7 +5,7 @@ Like an engine on a GPU, it schedules the next step while the device computes th
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from baton_common.kv_layout import LayerGroup
@@ -15,6 +15,7 @@ from baton_engine.sampling import SamplingParams
 from baton_engine.scheduler import Scheduler
 from baton_engine.sequence import Request, Sequence, State
 from baton_engine.step import Step
+from baton_engine.step_sizes import StepSizes
 from baton_engine.step_times import StepTimes, StepWork
 from loadtest.common.sim_pod import Clock
 
@@ -22,6 +23,16 @@ BLOCK_SIZE = 64
 # As in baton_engine/pipeline.py: the next step is planned so long before the predicted end of one with prompts, or of
 # one of decodes, which are scheduled and launched in 1 to 2 ms.
 _LEAD_S, _DECODES_LEAD_S, _LEAD_SHARE = 0.012, 0.002, 0.05
+# Milliseconds of steps of the Llama-3.1-8B shape on an NVIDIA H200 by tokens, one of which is a decode and the others
+# one prompt. They were measured one at a time; one after another they take _SUSTAINED times as long.
+_LLAMA_8B_MS = {
+    512: 11.5, 640: 14.4, 768: 17.3, 896: 19.0, 1024: 19.9, 1152: 26.6, 1280: 26.3, 1408: 30.4, 1536: 35.9, 1664: 37.9,
+    1792: 36.5, 1920: 42.7, 2048: 41.4, 2176: 48.3, 2304: 55.9, 2432: 52.1, 2560: 52.5, 2688: 62.3, 2816: 61.8,
+    2944: 62.1, 3072: 68.3, 3200: 77.2, 3328: 72.7, 3456: 81.4, 3584: 75.7, 3712: 80.6, 3840: 88.2, 3968: 89.3,
+    4096: 86.0,
+}  # fmt: skip
+_SUSTAINED = 1.09
+LLAMA_8B_S = {tokens: _SUSTAINED * ms / 1e3 for tokens, ms in _LLAMA_8B_MS.items()}
 
 
 @dataclass(frozen=True)
@@ -31,6 +42,9 @@ class Device:
     A step with prompts takes prompt_step_s, token_s for each token and pair_s for each pair of a prompt token and a
     token that it sees. A step of decodes takes decode_step_s and decode_s for each. In both, key_s is added for each
     token that a decode sees. most_tokens: of a step. most_sequences: that run at once.
+
+    sizes: measured seconds of steps with one prompt, by tokens. A step takes as long as the next larger one. They
+    replace prompt_step_s and token_s for steps that are not smaller than all of them and not larger.
     """
 
     prompt_step_s: float = 4.0e-3
@@ -43,12 +57,17 @@ class Device:
     num_blocks: int = 12_000
     most_tokens: int = 8192
     most_sequences: int = 256
+    sizes: Mapping[int, float] = field(default_factory=dict)
 
     def seconds(self, work: StepWork) -> float:
         keys = work.keys * self.key_s
         if work.prompt_tokens:
             tokens = work.prompt_tokens + work.decodes
-            return self.prompt_step_s + tokens * self.token_s + work.pairs * self.pair_s + keys
+            attention = work.pairs * self.pair_s + keys
+            size = next((size for size in self.sizes if size >= tokens), 0)
+            if not size or tokens < min(self.sizes):
+                return self.prompt_step_s + tokens * self.token_s + attention
+            return self.sizes[size] - size * size / 2 * self.pair_s + attention
         return self.decode_step_s + work.decodes * self.decode_s + keys
 
     def times(self) -> StepTimes:
@@ -59,6 +78,7 @@ class Device:
         works += [StepWork(0, 0, count, count * length) for count in (1, 8, 64, 256) for length in (64, 4096)]
         times = StepTimes()
         times.begin([(work, self.seconds(work)) for work in works])
+        times.sizes = StepSizes(dict(self.sizes))
         return times
 
 
@@ -107,6 +127,7 @@ class EnginePod:
             reach=lambda sequence, _cached: sequence.known if sequence.request.imports_kv else 0,
         )
         self.scheduler.context_cost, self.scheduler.step_cost = self.times.context_cost, self.times.step_cost
+        self.scheduler.sizes = self.times.sizes
         self._ids = itertools.count()
         self._jobs: dict[int, Job] = {}
         self._steps: deque[Step] = deque()  # the step that the device computes, and the next one

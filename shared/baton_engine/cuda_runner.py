@@ -26,7 +26,7 @@ from .host_draws import FLOAT_ROWS
 from .layer_marks import LayerMarks
 from .loading import Progress
 from .logprobs import logprob_columns
-from .measured_steps import measured_steps
+from .measured_steps import measured_steps, sized_steps
 from .memory import GRAPHS_BYTES, Budget
 from .model_config import ModelConfig
 from .ops import Ops
@@ -38,6 +38,7 @@ from .shard import ALONE, Ranks
 from .stage import WHOLE, Stage
 from .step_in_flight import PromptLogprobs, StepInFlight
 from .step_plan import StepPlan
+from .step_sizes import StepSizes
 from .step_times import StepWork
 from .token_graphs import TokenGraphs
 from .transfer import host_buffer, to_device, to_host
@@ -126,18 +127,21 @@ class CudaRunner(Runner):
 
     def _measure_times(self) -> None:
         """Measure what steps take, with different numbers of tokens, sequences and tokens of context."""
-        samples = []
-        for plan in measured_steps(self._config, self.max_model_len, self._num_groups, self.cache.num_blocks):
-            started = time.perf_counter()
-            self.launch(plan).wait()
-            samples.append((StepWork.of(plan), time.perf_counter() - started))
-        self._forget_rows()
+        facts = self._config, self.max_model_len, self._num_groups, self.cache.num_blocks
+        samples = [(StepWork.of(plan), self._seconds(plan)) for plan in measured_steps(*facts)]
         self.times.begin(samples[1::2])
+        self.times.sizes = StepSizes({plan.num_tokens: self._seconds(plan) for plan in sized_steps(*facts)})
+        self._forget_rows()
         log.info(
             "prefill: %.0f tokens/s, 1/%.0f more for each token of context",
             self.times.prefill_rate, 1 / self.times.context_cost if self.times.context_cost else math.inf,
             extra={"event": "prefill_rate", "rate": self.times.prefill_rate, "context_cost": self.times.context_cost},
         )  # fmt: skip
+
+    def _seconds(self, plan: StepPlan) -> float:
+        started = time.perf_counter()
+        self.launch(plan).wait()
+        return time.perf_counter() - started
 
     def _compile(self, steps: list[StepPlan]) -> None:
         """Compile the kernels of all steps in threads. Most of them would take a second each."""

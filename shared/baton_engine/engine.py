@@ -69,6 +69,7 @@ class Engine:
         self._masks = Masks(model.vocab_size)
         self._in_flight = Pipeline(self.runner.times, self.runner.stages)
         self._bound_chunks()
+        self.scheduler.sizes = self.runner.times.sizes
         self._step_tokens = Histogram(STEP_TOKENS_BUCKETS)
         self._exports = Exports(layout, config.block_size)
         self._ended: list[Delta] = []  # the ends of imported sequences that no step has reported

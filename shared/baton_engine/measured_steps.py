@@ -11,6 +11,9 @@ _PROMPTS = (512, 2048)
 _CHUNK = 1024  # of long sequences: about as many tokens as chunks have in service, as few use a device less well
 _FEW, _MANY = 8, 64
 _SHORT, _MIDDLE, _LONG = 64, 4096, 32_768
+# Numbers of tokens up to the largest CUDA graph. They are so far apart that all of them together take about a second
+# for a model of 8 billion weights.
+_SIZES = range(512, 4097, 128)
 # The most tokens that the decodes of a measured step read. Steps that read more would only make the start longer.
 _MOST_KEYS = 1 << 20
 
@@ -38,6 +41,18 @@ def measured_steps(config: EngineConfig, max_model_len: int, num_groups: int, nu
     plans = []
     for parts in steps:
         plans += [_spread(plan_of(config, num_groups, parts, [PLAIN] * len(parts)), num_blocks) for _ in range(2)]
+    return plans
+
+
+def sized_steps(config: EngineConfig, max_model_len: int, num_groups: int, num_blocks: int) -> list[StepPlan]:
+    """Return steps of a decode and prompts, which differ in their numbers of tokens."""
+    longest, plans = min(_CHUNK, max_model_len), []
+    for size in _SIZES:
+        prompts, rest = divmod(size - 1, longest)
+        chunks = [longest] * prompts + ([rest] if rest else [])
+        if size <= config.max_num_batched_tokens and len(chunks) < config.max_num_seqs:
+            parts = [(count, count) for count in (1, *chunks)]
+            plans.append(_spread(plan_of(config, num_groups, parts, [PLAIN] * len(parts)), num_blocks))
     return plans
 
 

@@ -9,6 +9,7 @@ from .block_allocator import BlockAllocator, NewBlock
 from .sequence import Sequence, State
 from .step import Step, new_rows
 from .step_budget import StepBudget
+from .step_sizes import StepSizes
 from .step_times import prompt_work
 from .waiting_queue import WaitingQueue
 
@@ -29,9 +30,9 @@ _MOST_QUEUE_GROWTH = 8
 # Shorter prompts overtake a longer one until about STRETCH times its own tokens have been admitted since it arrived. In
 # pure order of arrival, each of them would wait until the whole long prompt is computed.
 STRETCH = 8
-# From some hundreds of tokens on, a device is busy, and twice as many tokens take twice as long. So a step with this
-# many tokens of prompts, all of which end in it, gets no chunk of a further prompt, which would only delay their first
-# tokens.
+# From some hundreds of tokens on, a device is busy, and twice as many tokens take about twice as long. So a step with
+# this many tokens of prompts, all of which end in it, only gets as many tokens of a further prompt as cost little. More
+# of them would only delay the first tokens.
 _FULL_STEP_TOKENS = 512
 
 
@@ -82,6 +83,7 @@ class Scheduler:
         # Chunks are bounded in time. Each token of context makes a prompt token take longer by this part.
         self.context_cost = 0.0
         self.step_cost = math.inf  # what a step costs beside its tokens, in prompt tokens; inf = unknown
+        self.sizes = StepSizes()
         self._prefill_only = prefill_only
         self._reach = reach
         self._stages = stages
@@ -156,7 +158,7 @@ class Scheduler:
         chunks: list[Sequence] = []
         copies: list[tuple[int, int]] = []
         new_blocks: list[NewBlock] = []
-        running, size, budget = State.RUNNING, self._block_size, StepBudget(self._max_num_batched_tokens)
+        running, size, budget = State.RUNNING, self._block_size, StepBudget(self._max_num_batched_tokens, self.sizes)
         # Each stage of a pipeline works on a different step, and a decoding sequence is in one step at a time.
         most_decodes = min(budget.tokens, -(-len(self.running) // self._stages))
         for sequence in self.running.copy():
@@ -261,9 +263,10 @@ class Scheduler:
         """Let a step compute as many tokens of a prompt as fit. Return False if it computes none."""
         missing = sequence.num_tokens - sequence.computed
         count = budget.chunk(step, sequence.computed, missing)
+        filling = count < missing and _is_full_of_prompts(step)
+        if filling:
+            count = min(budget.filling(step), missing)
         if sequence.exports and missing == count and not self._export_draws_fit(sequence, step):
-            return False
-        if missing != count and _is_full_of_prompts(step):
             return False
         if count > 0 and self.allocator.windowed:
             end, new = self.allocator.extend(sequence, sequence.computed + count)
@@ -278,6 +281,8 @@ class Scheduler:
         if draws:
             sequence.num_tokens += 1
         step.put(sequence, count, draws)
+        if filling:
+            budget.close()
         return True
 
     def _export_draws_fit(self, sequence: Sequence, step: Step) -> bool:

@@ -9,6 +9,7 @@ from baton_common.histogram import Histogram
 
 from .least_squares import LeastSquares
 from .step_plan import StepPlan
+from .step_sizes import StepSizes
 
 # A step with fewer prompt tokens mostly waits for the weights, so it tells nothing about the time of a token.
 _LEAST_LEARNED = 512
@@ -46,11 +47,12 @@ class StepTimes:
     Steps with prompts and steps with decodes only have separate models, because the former are bound by arithmetic and
     the latter by memory. For a step with a short prompt the prediction is too low.
 
-    ratios: by kind of step, the measured seconds of steps divided by the predicted ones.
+    ratios: by kind of step, the measured seconds of steps divided by the predicted ones. sizes: as measured at start.
     """
 
     def __init__(self) -> None:
         self.ratios = {"prompts": Histogram(STEP_RATIO_BUCKETS), "decodes": Histogram(STEP_RATIO_BUCKETS)}
+        self.sizes = StepSizes()
         self._prompts, self._decodes = LeastSquares(5), LeastSquares(3)
         self._typical = 0  # prompt tokens of the largest step that was measured
 

@@ -22,6 +22,7 @@ from baton_engine.prefill_pods import PrefillPods
 from baton_engine.scheduler import Scheduler
 from baton_engine.sequence import Sequence, State
 from baton_engine.step import Step
+from baton_engine.step_sizes import StepSizes
 
 from .harness import Transcript, assert_idle, finish, make_request
 from .host_tier import HostTier
@@ -592,6 +593,48 @@ def test_prompts_share_a_step_of_a_prefill_pod_if_that_shortens_their_waits(
     for arrival, length in enumerate(lengths):
         add(scheduler, arrival, length)
     assert scheduler.schedule().plan.counts == step
+
+
+def filling_steps() -> Scheduler:
+    """A scheduler for a device that computes up to 768 tokens about as fast as 640, and beside decodes at most 700."""
+    scheduler = Scheduler(
+        make_allocator(9000, 8000), block_size=4, max_num_batched_tokens=8000, max_num_seqs=20, max_export_blocks=32,
+        chunk_tokens=700,
+    )  # fmt: skip
+    scheduler.sizes = StepSizes({512: 5.0, 640: 10.0, 768: 10.1, 896: 20.0})
+    decode = add(scheduler, 0, 3)
+    scheduler.schedule()
+    read(decode, 9)
+    return scheduler
+
+
+@pytest.mark.parametrize(
+    ("lengths", "counts"),
+    [
+        ([600, 600], [600, 167]),
+        ([600, 600, 600], [600, 167]),  # a part of one further prompt only
+        ([520, 100], [100, 520]),  # whole prompts
+        ([800, 900], [800, 95]),  # as many as the device computes in the same time
+        ([720, 740], [720]),  # 47 more tokens are too few
+        ([500, 600], [500, 200]),  # the step is not full yet
+    ],
+)
+def test_a_full_step_gets_tokens_of_a_further_prompt_where_they_cost_little(
+    lengths: list[int], counts: list[int]
+) -> None:
+    scheduler = filling_steps()
+    for arrival, length in enumerate(lengths, 1):
+        add(scheduler, arrival, length)
+    assert scheduler.schedule().plan.counts == [1, *counts]
+
+
+def test_a_part_of_a_further_prompt_is_computed_once() -> None:
+    scheduler = filling_steps()
+    first, second = add(scheduler, 1, 600), add(scheduler, 2, 700)
+    assert computed(scheduler.schedule())[1:] == [(first, 600), (second, 167)]
+    read(scheduler.running[0], 9)
+    read(first, 9)
+    assert computed(scheduler.schedule())[2:] == [(second, 533)]
 
 
 def test_a_prompt_whose_beginning_is_cached_joins_a_step_for_the_rest_of_it() -> None:

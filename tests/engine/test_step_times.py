@@ -11,11 +11,12 @@ from baton_common.kv_layout import KvLayout, Plane
 from baton_engine.config import EngineConfig
 from baton_engine.engine import Engine
 from baton_engine.executor import WithoutLayers
-from baton_engine.measured_steps import measured_steps
+from baton_engine.measured_steps import measured_steps, sized_steps
 from baton_engine.results import Choice, Results
 from baton_engine.step import Step
 from baton_engine.step_budget import StepBudget
 from baton_engine.step_plan import StepPlan
+from baton_engine.step_sizes import StepSizes
 from baton_engine.step_times import StepTimes, StepWork, prompt_work
 
 from .harness import make_request
@@ -138,7 +139,7 @@ def test_a_prompt_has_the_work_of_its_chunks() -> None:
 @pytest.mark.parametrize("context_cost", [0.0, 1e-6, 5e-5, 0.01])
 @pytest.mark.parametrize("first", [0, 1_000, 131_072])
 def test_a_chunk_takes_all_of_the_budget_and_no_more(context_cost: float, first: int) -> None:
-    budget = StepBudget(100_000)
+    budget = StepBudget(100_000, StepSizes())
     budget.limit_prompts(1_200, context_cost)
     step = Step.decode([])
     room = budget.room(step, first)
@@ -163,15 +164,77 @@ def test_a_chunk_takes_all_of_the_budget_and_no_more(context_cost: float, first:
     ],
 )
 def test_a_prompt_is_cut_where_tiles_end(others: int, missing: int, chunk: int) -> None:
-    budget = StepBudget(2_048)
+    budget = StepBudget(2_048, StepSizes())
     budget.limit_prompts(1_200, 0.0)
     step = Step.decode([])
     step.plan.num_tokens = others
     assert budget.chunk(step, 500, missing) == chunk
 
 
+# Milliseconds of steps in which a GPU is well used up to 1,024, 1,280 and 2,048 tokens.
+STAIRS = {
+    512: 11.5,
+    640: 14.4,
+    768: 17.3,
+    896: 19.0,
+    1024: 19.9,
+    1152: 26.6,
+    1280: 26.3,
+    1408: 30.4,
+    2048: 41.4,
+    2176: 48,
+}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "best"), [(1_200, 1_024), (1_300, 1_280), (2_200, 2_048), (400, None), (3_000, None)]
+)
+def test_a_size_near_is_used_well(tokens: int, best: int | None) -> None:
+    assert StepSizes(STAIRS).best_near(tokens) == best
+
+
+@pytest.mark.parametrize(
+    ("tokens", "filled"),
+    [
+        (512, 512),
+        (1_000, 1_024),
+        (1_024, 1_024),
+        (1_025, 1_280),  # 255 tokens for nothing
+        (1_281, 1_408),  # as long as the next size
+        (2_100, 2_176),
+        (2_177, 2_177),  # not measured
+        (300, 300),
+    ],
+)
+def test_a_step_is_filled_where_that_costs_little(tokens: int, filled: int) -> None:
+    assert StepSizes(STAIRS).filled(tokens) == filled
+    assert StepSizes().filled(tokens) == tokens
+
+
+def test_a_chunk_ends_at_a_size_that_is_used_well() -> None:
+    step = Step.decode([])
+    budget = StepBudget(8_192, StepSizes(STAIRS))
+    budget.limit_prompts(1_250, 0.0)
+    step.plan.num_tokens = 30
+    assert [budget.chunk(step, 0, missing) for missing in (1_328, 1_329, 4_000)] == [1_328, 1_250, 1_250]
+    step.plan.num_tokens = 60
+    assert budget.chunk(step, 0, 4_000) == 1_220
+
+
+def test_steps_of_all_sizes_are_measured() -> None:
+    def sizes(config: EngineConfig, longest: int) -> list[int]:
+        plans = sized_steps(config, longest, 1, num_blocks=500)
+        assert all(plan.decodes == 1 and max(plan.ends) <= min(longest, 1_024) for plan in plans)
+        return [plan.num_tokens for plan in plans]
+
+    assert sizes(EngineConfig(model="").on("cuda"), 131_072) == list(range(512, 4_097, 128))
+    small = EngineConfig(model="", max_num_batched_tokens=1_000, max_num_seqs=8).on("cuda")
+    assert sizes(small, 200) == [512, 640, 768, 896]
+    assert sizes(small, 100) == [512, 640]  # at most eight sequences
+
+
 def test_short_chunks_are_not_rounded() -> None:
-    budget = StepBudget(2_048)
+    budget = StepBudget(2_048, StepSizes())
     budget.limit_prompts(100, 0.0)
     assert [budget.chunk(Step.decode([]), 0, missing) for missing in (90, 106, 107, 4_000)] == [90, 106, 100, 100]
 
