@@ -74,6 +74,9 @@ _CLASSES = {
     "dbrx": ("DbrxConfig", "DbrxForCausalLM"),
     "apertus": ("ApertusConfig", "ApertusForCausalLM"),
     "helium": ("HeliumConfig", "HeliumForCausalLM"),
+    "lfm2": ("Lfm2Config", "Lfm2ForCausalLM"),
+    "lfm2_moe": ("Lfm2MoeConfig", "Lfm2MoeForCausalLM"),
+    "lfm3": ("Lfm3Config", "Lfm3ForCausalLM"),
     "vaultgemma": ("VaultGemmaConfig", "VaultGemmaForCausalLM"),
     "persimmon": ("PersimmonConfig", "PersimmonForCausalLM"),
     "xglm": ("XGLMConfig", "XGLMForCausalLM"),
@@ -108,6 +111,8 @@ _CLASSES = {
     "llava": ("LlavaConfig", "LlavaForConditionalGeneration"),
     "internvl": ("InternVLConfig", "InternVLForConditionalGeneration"),
     "aya_vision": ("AyaVisionConfig", "AyaVisionForConditionalGeneration"),
+    "lfm2_vl": ("Lfm2VlConfig", "Lfm2VlForConditionalGeneration"),
+    "lfm3_vl": ("Lfm3VlConfig", "Lfm3VlForConditionalGeneration"),
     "idefics3": ("Idefics3Config", "Idefics3ForConditionalGeneration"),
     "glm4v": ("Glm4vConfig", "Glm4vForConditionalGeneration"),
     "glm4v_moe": ("Glm4vMoeConfig", "Glm4vMoeForConditionalGeneration"),
@@ -188,6 +193,7 @@ _VISION["llava"] = {**_TOWER, "model_type": "clip_vision_model", "image_size": 2
 _VISION["internvl"] = {**_TOWER, "image_size": [28, 28], "patch_size": [14, 14]}
 _VISION["aya_vision"] = {**_TOWER, "model_type": "siglip_vision_model", "image_size": 28}
 _VISION["idefics3"] = {**_TOWER, "image_size": 28}
+_VISION["lfm2_vl"] = _VISION["lfm3_vl"] = {**_TOWER, "model_type": "siglip2_vision_model", "num_patches": 4}
 _VISION["paddleocr_vl"] = _VISION["hunyuan_vl"] = _TOWER
 _VISION["lighton_ocr"] = {**_TOWER, "model_type": "pixtral"}
 _VISION["got_ocr2"] = {**_TOWER, "image_size": 56, "output_channels": 8, "mlp_dim": 64, "global_attn_indexes": [0]}
@@ -249,6 +255,8 @@ _TEXT_OF = {
     "llava": "llama",
     "internvl": "qwen3_moe",
     "aya_vision": "cohere2",
+    "lfm2_vl": "lfm2",
+    "lfm3_vl": "lfm3",
     "idefics3": "llama",
     "glm4v": "glm4",
     "glm4v_moe": "glm4_moe",
@@ -286,6 +294,7 @@ _TEXT_OF = {
 # The text parts of these are of a family that their config.json names.
 _NAMED = (
     "mistral3", "llava", "internvl", "aya_vision", "idefics3", "voxtral", "got_ocr2", "lighton_ocr", "fast_vlm",
+    "lfm2_vl", "lfm3_vl",
     "perception_lm", "video_llama3", "janus", "deepseek_vl", "deepseek_vl_hybrid", "hyperclovax_vision", "qianfan_ocr",
     "fuyu",
 )  # fmt: skip
@@ -401,6 +410,16 @@ def make_model(
         fields["d_model"] = fields.pop("hidden_size")
         fields["attn_config"] = {"kv_n_heads": fields.pop("num_key_value_heads"), "clip_qkv": 1.5, "rope_theta": 1e4}
         fields["ffn_config"] = {"ffn_hidden_size": 40, "moe_num_experts": 6, "moe_top_k": 2}
+    if kind in ("lfm2", "lfm2_moe"):
+        fields |= {"num_hidden_layers": 5, "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"]}
+        fields["pad_token_id"] = None
+    if kind == "lfm3":
+        fields |= {"num_hidden_layers": 5, "head_dim": 16, "sliding_window": 19, "pad_token_id": None}
+        del fields["rope_parameters"]
+    if kind == "lfm2":
+        fields |= {"block_multiple_of": 8, "block_ffn_dim_multiplier": 1.1}
+    if kind == "lfm2_moe":
+        fields |= {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_dense_layers": 1}
     if kind in ("helium", "vaultgemma"):
         fields["head_dim"] = 16
     if kind == "xglm":

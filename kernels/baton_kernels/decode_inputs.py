@@ -11,7 +11,7 @@ from .overlap import let_next_start, overlap_options, wait_for_inputs
 @triton.jit(do_not_specialize=["count", "stride", "table_stride", "group_stride", "rows"])
 def _unpack_kernel(
     packed, columns, tables, ints, lengths, floats, count, stride, table_stride, group_stride, rows,
-    GROUPS: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    GROUPS: tl.constexpr, RECENT: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     wait_for_inputs(OVERLAP)
@@ -37,19 +37,29 @@ def _unpack_kernel(
         table = tables + row * table_stride + group * group_stride
         tl.store(table + position // PAGE, block.to(tl.int32), mask=real)
         tl.store(ints + (7 + group) * stride + at, tl.where(real, block * PAGE + position % PAGE, -1), mask=inside)
+        for lag in tl.static_range(1, RECENT):
+            before = position - lag
+            exists = real & (before >= 0)
+            # This program has just written the block of `position` into the table.
+            same = before // PAGE == position // PAGE
+            other = tl.load(table + before // PAGE, mask=exists & (same == 0), other=0).to(tl.int64)
+            slot = tl.where(exists, tl.where(same, block, other) * PAGE + before % PAGE, -1)
+            tl.store(ints + (7 + lag * GROUPS + group) * stride + at, slot, mask=inside)
 
 
 class DecodeInputs:
     """Device tensors of a decode step for a fixed number of sequences; `unpack` fills them.
 
-    slots: [groups of layers, sequences] int64.
+    slots: [groups of layers * recent tokens, sequences] int64: of the input tokens in each group, then of the tokens
+    before them, and so on.
     """
 
-    def __init__(self, count: int, device: torch.device, num_groups: int = 1) -> None:
+    def __init__(self, count: int, device: torch.device, num_groups: int = 1, recent_tokens: int = 1) -> None:
+        self._recent_tokens = recent_tokens
         self.packed = torch.zeros(2 + num_groups, count, dtype=torch.int64, device=device)
         # Each row begins at a multiple of 16 bytes: Triton compiles a kernel again for pointers of another alignment.
         stride = -(-count // 4) * 4
-        self._ints = torch.zeros(7 + num_groups, stride, dtype=torch.int64, device=device)[:, :count]
+        self._ints = torch.zeros(7 + num_groups * recent_tokens, stride, dtype=torch.int64, device=device)[:, :count]
         self._floats = torch.zeros(3, stride, dtype=torch.float32, device=device)[:, :count]
         self.token_ids, self.rows, self.positions, self.next_positions = self._ints[:4]
         self.choices, self.seeds, self.top_ks = self._ints[4:7]
@@ -67,5 +77,6 @@ class DecodeInputs:
         _unpack_kernel[(triton.cdiv(count, 128),)](
             self.packed, columns, tables, self._ints, self.lengths, self._floats,
             count, self._ints.stride(0), tables.stride(0), tables.stride(1), columns.stride(0),
-            GROUPS=len(self.slots), PAGE=block_size, BLOCK=128, num_warps=4, **overlap_options(self.packed.device),
+            GROUPS=len(self.packed) - 2, RECENT=self._recent_tokens, PAGE=block_size, BLOCK=128, num_warps=4,
+            **overlap_options(self.packed.device),
         )  # fmt: skip

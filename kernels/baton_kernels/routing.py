@@ -18,9 +18,8 @@ from .norm import computed, normed_row
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .parts import arrivals_of
 from .reference.norm import PendingNorm
-from .reference.routing import NOT_OWN, TINY, Routing
+from .reference.routing import NOT_OWN, Routing
 
-_TINY = tl.constexpr(TINY)
 _NOT_OWN = tl.constexpr(NOT_OWN)
 _LOW = tl.constexpr((1 << 31) - 1)
 _NONE = tl.constexpr(-1 << 63)  # below all keys
@@ -118,8 +117,8 @@ def _choose(
             weight = 1 / (1 + tl.exp(-weight))
         else:
             weight = tl.exp(weight - most) / total
-    if NORMALIZE:
-        weight = weight / (tl.sum(weight, axis=0) + _TINY)
+    if NORMALIZE > 0:
+        weight = weight / (tl.sum(weight, axis=0) + NORMALIZE)
     weight *= scale
     if SCALED:
         weight *= tl.load(scales + chosen, mask=choice < COUNT, other=0.0)
@@ -219,7 +218,7 @@ def _sizes(experts: int, routing: Routing, corrected: bool, scaled: bool) -> dic
         "USED": routing.used_groups if groups > 1 else 1,
         "GROUP_BEST": routing.group_best,
         "SIGMOID": routing.sigmoid,
-        "NORMALIZE": routing.normalize,
+        "NORMALIZE": routing.added if routing.normalize else 0.0,
         "NEAR": routing.near,
         "CORRECTED": corrected,
         "LOGITS": routing.corrects_logits,

@@ -13,7 +13,9 @@ from .kv_cache import KvCache
 class Tokens(msgspec.Struct):
     """The model's inputs, [T] int64 each, sequences one after another.
 
-    slots: [groups of layers, T], block * block_size + offset, where each token's KV goes; -1 = nowhere.
+    slots: [groups of layers * recent tokens, T], block * block_size + offset. The first rows, one for each group, say
+    where each token's KV goes; -1 = nowhere. Those after them say where the KV of the token before it is, then of the
+    one before that and so on; -1 = there is none (ModelConfig.recent_tokens).
     """
 
     ids: torch.Tensor
@@ -56,6 +58,10 @@ class Context:
     def cache(self, layer: int) -> tuple[torch.Tensor, ...]:
         """Return where a layer puts the tokens' KV: their slots, [T] int64, and the layer's planes."""
         return self._slots[self._cache.group_of(layer)], *self._cache.layer(layer)
+
+    def recent_slots(self, layer: int) -> torch.Tensor:
+        """Return where a layer's KV of each token and of those before it is, [recent tokens, T] int64; -1 = nowhere."""
+        return self._slots[self._cache.group_of(layer) :: self._cache.num_groups]
 
     def inverse_scales(self, layer: int) -> torch.Tensor | None:
         """Return the reciprocals of the scales of a layer's keys, then of its values, [2, kv_heads] float32; None = the

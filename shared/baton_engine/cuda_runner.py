@@ -93,7 +93,7 @@ class CudaRunner(Runner):
     def _make_decode_graphs(self, backend: GraphBackend) -> DecodeGraphs:
         return DecodeGraphs(
             self._model, self.cache, backend, self._table, self._block_size, self.model.vocab_size, self.device,
-            self._ranks, self._graph_input,
+            self._ranks, self._graph_input, self.model.recent_tokens,
         )  # fmt: skip
 
     def start(self) -> None:
@@ -197,7 +197,7 @@ class CudaRunner(Runner):
         most = min(config.max_num_batched_tokens, self.max_model_len)
         self._token_graphs = TokenGraphs(
             self._model, self.cache, self._backend, self._table.resolve, recorder, self._block_size, most,
-            self.model.query_shapes, self._progress, self._ranks, self._graph_input,
+            self.model.query_shapes, self._progress, self._ranks, self._input_rows, self._graph_input,
         )  # fmt: skip
         if isinstance(self._backend, TritonPaged):
             # Steps with decodes launch more kernels than the steps that were timed, while the host also sends tokens.
@@ -208,7 +208,7 @@ class CudaRunner(Runner):
                 most_mixed = min(most_mixed, int(fitting))
             self._prompt_graphs = PromptGraphs(
                 self._model, self.cache, self._backend, self._table, recorder, max(self._token_graphs.sizes, default=0),
-                most_mixed, self.model.hidden_size, self._progress, self._graph_input,
+                most_mixed, self.model.hidden_size, self._input_rows, self._progress, self._graph_input,
             )  # fmt: skip
 
     @torch.inference_mode()
@@ -250,7 +250,7 @@ class CudaRunner(Runner):
         marks = self._marks(plan)
         whole = self._prompt_graphs.size_for(plan) if self._prompt_graphs and not marks else None
         size = whole or (self._token_graphs.size_for(count) if self._token_graphs else None)
-        host = host_buffer((2 + self._num_groups, size or count), torch.int64, self.device)
+        host = host_buffer((self._input_rows, size or count), torch.int64, self.device)
         packed = host.numpy()
         packed[:2, count:] = 0
         packed[2:, count:] = -1

@@ -62,10 +62,11 @@ class DecodeGraphs:
         device: torch.device,
         ranks: Ranks,
         received: torch.Tensor | None,
+        recent_tokens: int,
     ) -> None:
         """received: the hidden states with which a pass begins instead of the embedding, [at least the most sequences,
-        hidden]; None = the embedding."""
-        self._received = received
+        hidden]; None = the embedding. recent_tokens: as in ModelConfig."""
+        self._received, self._recent_tokens = received, recent_tokens
         self._model, self._cache, self._backend = model, cache, backend
         self._block_size = block_size
         self._table = table
@@ -83,7 +84,7 @@ class DecodeGraphs:
         ways = (True,) if self._ranks.count == 1 else (True, False)
         kinds = [(size, gathers) for size in reversed(sizes) for gathers in ways]
         for done, (size, gathers) in enumerate(kinds):
-            inputs = DecodeInputs(size, self._device, table.tables.shape[1])
+            inputs = DecodeInputs(size, self._device, table.tables.shape[1], self._recent_tokens)
             inputs.packed[ROW] = table.spare
             for _ in range(2):
                 self._decode(inputs, gathers)

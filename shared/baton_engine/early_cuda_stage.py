@@ -24,8 +24,9 @@ class EarlyCudaRunner(CudaRunner):
 
     def _make_decode_graphs(self, backend: GraphBackend) -> DecodeGraphs:
         return _HiddenGraphs(
-            self._model, self.cache, backend, self._table, self._block_size, 0, self.device, ALONE, self._graph_input
-        )
+            self._model, self.cache, backend, self._table, self._block_size, 0, self.device, ALONE, self._graph_input,
+            self.model.recent_tokens,
+        )  # fmt: skip
 
     def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> LaunchedHere:
         self._receive(len(plan.rows))

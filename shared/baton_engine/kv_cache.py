@@ -90,6 +90,10 @@ class KvCache:
         name = self.layout.planes[0].dtype
         return name if self.scales is None else f"{name} with the scales {self.scales.digest}"
 
+    @property
+    def num_groups(self) -> int:
+        return len(self.layout.groups)
+
     def group_of(self, layer: int) -> int:
         """Return the group of a layer, whose block tables say where the layer's KV is."""
         return self._group_of[layer]

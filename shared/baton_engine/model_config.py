@@ -50,6 +50,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_layers
 
     @property
+    def recent_tokens(self) -> int:
+        """How many of a sequence's last tokens layers read from the cache without attention, the current one
+        included."""
+        return 1
+
+    @property
     def value_dim(self) -> int:
         """The elements of a head's value, of which its key and its query have head_dim."""
         return self.head_dim

@@ -23,6 +23,7 @@ from baton_kernels.reference.quantized_experts import quantized_experts_referenc
 from baton_kernels.reference.rope import rope_and_cache_reference
 from baton_kernels.reference.routing import route_reference
 from baton_kernels.reference.scaled_linear import scaled_linear_reference
+from baton_kernels.reference.short_conv import short_conv_reference
 
 
 class Ops(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +46,7 @@ class Ops(msgspec.Struct, frozen=True, kw_only=True):
     rope_and_cache: Callable[..., torch.Tensor]
     latent_rope_and_cache: Callable[..., torch.Tensor]
     index_rope_and_cache: Callable[..., torch.Tensor]
+    short_conv: Callable[..., torch.Tensor]
     route: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
     run_experts: Callable[..., torch.Tensor]
     run_quantized_experts: Callable[..., torch.Tensor]
@@ -67,6 +69,7 @@ TORCH = Ops(
     rope_and_cache=rope_and_cache_reference,
     latent_rope_and_cache=latent_rope_and_cache_reference,
     index_rope_and_cache=index_rope_and_cache_reference,
+    short_conv=short_conv_reference,
     route=route_reference,
     run_experts=experts_reference,
     run_quantized_experts=quantized_experts_reference,

@@ -52,7 +52,7 @@ class _Facts(msgspec.Struct):
 
 
 class _Graph(msgspec.Struct):
-    inputs: torch.Tensor  # [2 + groups, size]: Tokens
+    inputs: torch.Tensor  # [input rows, size]: Tokens
     decodes: int  # at most
     facts: _Facts
     graph: torch.cuda.CUDAGraph
@@ -65,6 +65,7 @@ class PromptGraphs:
 
     table: holds the block tables of all sequences, and resolves tokens that only the device knows. most: tokens of the
     largest graph of chunks alone. most_mixed: of chunks after decodes. hidden_size: elements of a token's result.
+    input_rows: of the tensor with Tokens.
     received: as in TokenGraphs.
     """
 
@@ -78,11 +79,12 @@ class PromptGraphs:
         most: int,
         most_mixed: int,
         hidden_size: int,
+        input_rows: int,
         progress: Progress | None,
         received: torch.Tensor | None = None,
     ) -> None:
         self._model, self._cache, self._backend, self._table = model, cache, backend, table
-        self._received = received
+        self._received, self._input_rows = received, input_rows
         # Keyed by whether a step has decodes: graphs without decodes save the launch of their kernel in each layer.
         self._graphs: dict[bool, dict[int, _Graph]] = {False: {}, True: {}}
         # The largest graph is captured first, so that the smaller ones find room in its memory.
@@ -109,7 +111,7 @@ class PromptGraphs:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute a plan for which `size_for` has returned `size`. The table must have applied the plan's changes.
 
-        packed: [2 + groups of layers, size] int64 in pinned memory. starts: as in AttentionBatch. Returns hidden states
+        packed: [input rows, size] int64 in pinned memory. starts: as in AttentionBatch. Returns hidden states
         [size, hidden] and the resolved token ids [size], valid until the next graph runs.
         """
         decodes = plan.decodes
@@ -134,8 +136,8 @@ class PromptGraphs:
         return packed
 
     def _capture(self, recorder: Recorder, size: int, decodes: int) -> _Graph:
-        device, groups = self._cache.device, len(self._cache.layout.groups)
-        inputs = torch.zeros(2 + groups, size, dtype=torch.int64, device=device)
+        device = self._cache.device
+        inputs = torch.zeros(self._input_rows, size, dtype=torch.int64, device=device)
         inputs[2:] = -1
         tiles = size // self._backend.queries_per_tile + GRAPH_CHUNKS
         packed = torch.zeros(sum(map(_aligned, _sizes(decodes, tiles))), dtype=torch.int32, device=device)

@@ -203,6 +203,11 @@ class Runner:
         return len(self.cache.layout.groups)
 
     @property
+    def _input_rows(self) -> int:
+        """The rows of a step's inputs: token ids, positions and slots, as Tokens has them."""
+        return 2 + self._num_groups * self.model.recent_tokens
+
+    @property
     def _ops(self) -> Ops:
         return TORCH
 
@@ -268,7 +273,7 @@ class Runner:
         """Compute a step. If some of its draws wait for masks, all of them happen in `draw_masked`."""
         self.cache.copy(plan.copies)
         self._table.take(plan)
-        packed = np.empty((2 + self._num_groups, plan.num_tokens), dtype=np.int64)
+        packed = np.empty((self._input_rows, plan.num_tokens), dtype=np.int64)
         batch = self._pack(plan, packed)
         inputs = to_device(packed, self.device)
         hidden = self._pass(Tokens(inputs[0], inputs[1], inputs[2:]), batch)
@@ -328,12 +333,11 @@ class Runner:
     def _pack(self, plan: StepPlan, out: np.ndarray) -> AttentionBatch:
         """Fill out with token ids, positions and slots, as Tokens has them.
 
-        out: [2 + groups of layers, at least the step's tokens] int64. A token that is sampled but not read yet is -1 -
-        its row.
+        out: [_input_rows, at least the step's tokens] int64. A token that is sampled but not read yet is -1 - its row.
         """
         starts = [0]
-        size, table = self._block_size, self._table
-        offsets = np.arange(size)
+        size, table, groups = self._block_size, self._table, self._num_groups
+        recent = self.model.recent_tokens
         for row, count, end in zip(plan.rows, plan.counts, plan.ends, strict=True):
             first, start = end - count, starts[-1]
             stop = start + count
@@ -342,16 +346,29 @@ class Runner:
             out[0, start + len(known) : stop] = -1 - row
             if count == 1:
                 out[1, start] = first
-                out[2:, start] = blocks[:, first // size] * size + first % size
+                out[2 : 2 + groups, start] = blocks[:, first // size] * size + first % size
             else:
                 out[1, start:stop] = np.arange(first, end)
-                chunk = blocks[:, first // size : (end - 1) // size + 1].astype(np.int64)
-                slots = (chunk[:, :, None] * size + offsets).reshape(len(chunk), -1)
-                out[2:, start:stop] = slots[:, first % size : first % size + count]
+                out[2 : 2 + groups, start:stop] = _slots(blocks, first, end, size)
+            for lag in range(1, recent):
+                rows = out[2 + lag * groups : 2 + (lag + 1) * groups, start:stop]
+                none = min(max(lag - first, 0), count)  # the first tokens have no token so far before them
+                rows[:, :none] = -1
+                rows[:, none:] = _slots(blocks, first + none - lag, end - lag, size)
             starts.append(stop)
         # The tables of each group begin where 16 bytes do, as those of the row table.
         width = -(-max(plan.ends) // (4 * size)) * 4
         return AttentionBatch(starts, plan.ends, table.blocks[plan.rows, :, :width])
+
+
+def _slots(blocks: np.ndarray, first: int, end: int, block_size: int) -> np.ndarray:
+    """Return the slots of the tokens [first, end) of a sequence, [groups of layers, tokens] int64.
+
+    blocks: [groups of layers, blocks], its block tables.
+    """
+    chunk = blocks[:, first // block_size : -(-end // block_size)].astype(np.int64)
+    slots = (chunk[:, :, None] * block_size + np.arange(block_size)).reshape(len(chunk), -1)
+    return slots[:, first % block_size : first % block_size + end - first]
 
 
 def row_sums(hidden: torch.Tensor) -> torch.Tensor:

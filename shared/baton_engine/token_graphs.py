@@ -102,8 +102,9 @@ class TokenGraphs:
     """Graphs by number of tokens, up to the size from which launching kernel by kernel is as fast.
 
     resolve: replaces the placeholders of tokens that only the device knows. query_shapes: as in ModelConfig. ranks:
-    either all of them replay a graph or none does. received: the hidden states with which passes begin instead of the
-    embedding, [at least the most tokens, hidden]; the caller fills it before each pass. None = the embedding.
+    either all of them replay a graph or none does. input_rows: of the tensor with Tokens. received: the hidden states
+    with which passes begin instead of the embedding, [at least the most tokens, hidden]; the caller fills it before
+    each pass. None = the embedding.
     """
 
     def __init__(
@@ -118,9 +119,11 @@ class TokenGraphs:
         query_shapes: tuple[tuple[int, int], ...],
         progress: Progress | None,
         ranks: Ranks,
+        input_rows: int,
         received: torch.Tensor | None = None,
     ) -> None:
         self._model, self._cache, self._backend, self._resolve = model, cache, backend, resolve
+        self._input_rows = input_rows
         self._recorder, self._block_size, self._device = recorder, block_size, cache.device
         self._ranks, self._received = ranks, received
         self._memory: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -152,7 +155,7 @@ class TokenGraphs:
     def forward(
         self, size: int, packed: torch.Tensor, written: Callable[[int], None] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """packed: [2 + groups of layers, size] int64 in pinned memory. written: as Context has it.
+        """packed: [input rows, size] int64 in pinned memory. written: as Context has it.
 
         Returns hidden states [size, hidden] and the resolved token ids [size], valid until the next graph runs.
         """
@@ -169,8 +172,8 @@ class TokenGraphs:
         return pieces.hidden, pieces.token_ids
 
     def _capture_if_faster(self, size: int) -> bool:
-        groups = len(self._cache.layout.groups)
-        packed = host_buffer((2 + groups, size), torch.int64, self._device)
+        groups = self._cache.num_groups
+        packed = host_buffer((self._input_rows, size), torch.int64, self._device)
         packed[:2] = 0
         packed[2:] = -1
         inputs = packed.to(self._device, copy=True)

@@ -15,6 +15,7 @@ from baton_kernels.quantized_experts import run_quantized_experts, run_quantized
 from baton_kernels.rope import rope_and_cache
 from baton_kernels.routing import route, route_fixed
 from baton_kernels.scaled_linear import scaled_linear, scaled_linear_fixed
+from baton_kernels.short_conv import short_conv
 
 from .ops import Ops
 
@@ -32,6 +33,7 @@ TRITON = Ops(
     rope_and_cache=rope_and_cache,
     latent_rope_and_cache=latent_rope_and_cache,
     index_rope_and_cache=index_rope_and_cache,
+    short_conv=short_conv,
     route=route,
     run_experts=run_experts,
     run_quantized_experts=run_quantized_experts,

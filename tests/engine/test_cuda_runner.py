@@ -65,6 +65,7 @@ def make_requests(seed: int) -> list[Request]:
 OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma4": {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24},
     "falcon": {"alibi": True, "num_attention_heads": 6, "hidden_size": 96},
+    "lfm2": {"conv_L_cache": 6},
     "mistral": {"hidden_act": "relu"},
     "mistral_large4": {"kv_source_layers": [0, 1, 0, 1], "index_topk": 100},
     "mixtral": {"hidden_act": "quick_gelu"},
@@ -104,6 +105,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "jetmoe",
         "kolibri1",
         "laguna",
+        "lfm2",
+        "lfm2_moe",
+        "lfm3",
         "longcat_flash",
         "mimo_v2_flash",
         "mistral_large4",

@@ -569,6 +569,25 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("apertus", {}),
     "apertus-relu2": ("apertus", {"hidden_act": "relu2"}),
     "apertus-biases-llama3": ("apertus", {"attention_bias": True, "rope": "llama3"}),
+    "lfm2": ("lfm2", {}),
+    "lfm2-biases-longer": (
+        "lfm2",
+        {"conv_bias": True, "conv_L_cache": 5, "tie_word_embeddings": False, "num_key_value_heads": 4},
+    ),
+    "lfm2-units-as-they-are": ("lfm2", {"block_auto_adjust_ff_dim": False, "layer_types": None, "full_attn_idxs": [1]}),
+    "lfm2-moe": ("lfm2_moe", {"routed_scaling_factor": 1.5, "num_key_value_heads": 4}),
+    "lfm3": ("lfm3", {"num_key_value_heads": 4}),
+    "lfm3-biases-ungated": (
+        "lfm3",
+        {
+            "attention_bias": True,
+            "conv_bias": True,
+            "use_attention_gate": False,
+            "tie_word_embeddings": False,
+            "layer_types": ["sliding_attention", "conv", "full_attention", "sliding_attention", "conv"],
+        },
+    ),
+    "lfm2-moe-uncorrected": ("lfm2_moe", {"use_expert_bias": False, "norm_topk_prob": False, "conv_L_cache": 4}),
     "helium-relu": ("helium", {"hidden_act": "relu"}),
     "helium-biases": ("helium", {"attention_bias": True, "mlp_bias": True}),
     "vaultgemma": (
@@ -696,6 +715,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llava": ("llava", {"num_key_value_heads": 4}),
     "internvl-experts": ("internvl", {"head_dim": 16}),
     "aya-vision": ("aya_vision", {}),
+    "lfm2-vl": ("lfm2_vl", {}),
+    "lfm3-vl": ("lfm3_vl", {}),
     "idefics3": ("idefics3", {}),
     "glm4v": (
         "glm4v",

@@ -35,6 +35,7 @@ from baton_engine.models.jais import JaisConfig
 from baton_engine.models.jetmoe import JetMoeConfig
 from baton_engine.models.laguna import LagunaConfig
 from baton_engine.models.layer_norm_llama import LayerNormConfig
+from baton_engine.models.lfm2 import Lfm2MoeConfig
 from baton_engine.models.llama import HIDDEN_ACTS, LlamaConfig
 from baton_engine.models.llama4 import Llama4Config
 from baton_engine.models.longcat_flash import LongcatFlashConfig
@@ -528,6 +529,39 @@ def test_vaultgemma() -> None:
     assert (config.activation, config.tie_word_embeddings) == ("gelu_tanh", True)
     with pytest.raises(ConfigError, match="hidden_act"):
         parse("VaultGemmaForCausalLM", **{**fields, "hidden_activation": "tanh"})
+
+
+def test_lfm2() -> None:
+    fields: dict[str, Any] = {
+        "block_auto_adjust_ff_dim": True, "block_dim": 2048, "block_ff_dim": 12288, "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 256, "conv_L_cache": 3, "conv_bias": False, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        "hidden_size": 2048, "intermediate_size": 12288, "max_position_embeddings": 128000, "norm_eps": 1e-05,
+        "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "rope_theta": 1000000.0,
+        "tie_embedding": True, "vocab_size": 65536,
+    }  # fmt: skip
+    config = parse("Lfm2ForCausalLM", **fields)
+    assert [layer for layer, window in enumerate(config.sliding_windows) if window is None] == [2, 5, 8, 10, 12, 14]
+    assert (config.sliding_windows[0], config.intermediate_size, config.head_dim) == (3, 8192, 64)
+    assert (config.rms_norm_eps, config.rope.theta, config.tie_word_embeddings) == (1e-5, 1e6, True)
+    layout = config.kv_layout("bfloat16")
+    assert (layout.heads[0], layout.heads[2]) == ((8, 128, 128), (8, 64, 64))
+    assert (config.recent_tokens, [plane.dim for plane in layout.planes]) == (3, [128, 128])
+    with pytest.raises(ConfigError, match="hidden_size 2040 is not a multiple of twice the 8 key-value heads"):
+        parse("Lfm2ForCausalLM", **{**fields, "hidden_size": 2040, "head_dim": 64})
+    with pytest.raises(ConfigError, match=r"layer_types in config.json is .* full_attention or conv"):
+        parse("Lfm2ForCausalLM", **fields, layer_types=["conv"] * 15 + ["mamba"])
+    with pytest.raises(ConfigError, match="--tensor-parallel 16 does not divide the 8 key-value heads"):
+        config.part(RankNumber(0, 16))
+    with pytest.raises(ConfigError, match="the cache of Lfm2ForCausalLM also holds the inputs of convolutions"):
+        choose_kv_dtype("fp8", config, torch.bfloat16)
+    experts = parse(
+        "Lfm2MoeForCausalLM", conv_L_cache=3, conv_bias=False, layer_types=["conv"] * 7 + ["full_attention"],
+        moe_intermediate_size=1792, norm_eps=1e-5, norm_topk_prob=True, num_dense_layers=2, num_experts=32,
+        num_experts_per_tok=4, num_hidden_layers=8, routed_scaling_factor=1.0, use_expert_bias=True,
+    )  # fmt: skip
+    assert isinstance(experts, Lfm2MoeConfig)
+    assert (experts.routing.count, experts.routing.added) == (4, 1e-6)
+    assert (experts.dense_layers, experts.corrected) == ({0, 1}, True)
 
 
 def test_helium_persimmon_and_xglm() -> None:

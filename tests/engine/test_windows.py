@@ -19,6 +19,12 @@ def mistral(tiny_model: MakeModel) -> Path:
     return tiny_model("mistral", sliding_window=21)
 
 
+@pytest.fixture(scope="session")
+def lfm2(tiny_model: MakeModel) -> Path:
+    """A model some of whose layers have convolutions, whose inputs are in the cache."""
+    return tiny_model("lfm2", conv_L_cache=6)
+
+
 def test_gemma_3_holds_few_blocks_of_a_long_prompt(tiny_model: MakeModel) -> None:
     """At 32k tokens the window layers hold a small part of what the layer holds that sees all tokens."""
     length, window, step, size = 32 << 10, 512, 1024, 16
@@ -61,7 +67,7 @@ def test_a_pool_smaller_than_a_sequence_serves_it_when_all_layers_have_a_window(
 
 
 @pytest.mark.parametrize("ahead", [16, 64, 200])
-@pytest.mark.parametrize("name", ["windowed", "mistral"])
+@pytest.mark.parametrize("name", ["windowed", "mistral", "lfm2"])
 def test_a_known_prefix_is_found_while_the_cache_has_its_window(
     name: str, ahead: int, request: pytest.FixtureRequest
 ) -> None:
@@ -76,7 +82,7 @@ def test_a_known_prefix_is_found_while_the_cache_has_its_window(
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("name", ["windowed", "mistral"])
+@pytest.mark.parametrize("name", ["windowed", "mistral", "lfm2"])
 def test_prefixes_come_and_go_without_a_wrong_token(name: str, request: pytest.FixtureRequest) -> None:
     """In a small pool blocks of some groups are evicted before those of others."""
     folder: Path = request.getfixturevalue(name)
@@ -102,7 +108,7 @@ def test_prefixes_come_and_go_without_a_wrong_token(name: str, request: pytest.F
     assert engine.pool.num_cached > 0
 
 
-@pytest.mark.parametrize(("name", "window"), [("windowed", 13), ("mistral", 21)])
+@pytest.mark.parametrize(("name", "window"), [("windowed", 13), ("mistral", 21), ("lfm2", 6)])
 @pytest.mark.parametrize("length", [9, 60, 130])
 def test_only_what_is_still_seen_is_handed_over(
     name: str, window: int, length: int, request: pytest.FixtureRequest

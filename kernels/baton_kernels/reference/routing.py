@@ -5,8 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-# Added to a sum of scores to keep it above zero.
-TINY = 1e-20
 # Stands for an expert whose results another process computes.
 NOT_OWN = -1
 
@@ -17,19 +15,21 @@ class Routing:
 
     count: experts per token. sigmoid: an expert's score is the sigmoid of its logit; otherwise the scores are the
     softmax of all logits. normalize: the weights of a token, which are the scores of its experts, are divided by their
-    sum. scale: factor of the weights. near: if above 0, the weight of an expert is its share in a softmax over the
-    logits near its own. These are the logits of experts not chosen before it that are lower by at most this fraction of
-    the larger of its logit and their own absolute value (Liu et al., "GRIN: GRadient-INformed MoE", 2024). groups:
-    consecutive experts form this many groups of the same size. A token gets experts only from used_groups groups: those
-    in which the group_best highest scores have the largest sum (DeepSeek-AI, "DeepSeek-V2", 2024, and "DeepSeek-V3
-    Technical Report", 2024). corrects_logits: the correction is added to logits instead of scores. softcap: logits
-    become softcap * tanh(logit / softcap) first; 0 = off. own: the experts whose results this process computes. They
-    are numbered from 0; every other chosen expert becomes NOT_OWN. None = all experts.
+    sum and `added`, which keeps the sum above zero. scale: factor of the weights. near: if above 0, the weight of an
+    expert is its share in a softmax over the logits near its own. These are the logits of experts not chosen before it
+    that are lower by at most this fraction of the larger of its logit and their own absolute value (Liu et al., "GRIN:
+    GRadient-INformed MoE", 2024). groups: consecutive experts form this many groups of the same size. A token gets
+    experts only from used_groups groups: those in which the group_best highest scores have the largest sum
+    (DeepSeek-AI, "DeepSeek-V2", 2024, and "DeepSeek-V3 Technical Report", 2024). corrects_logits: the correction is
+    added to logits instead of scores. softcap: logits become softcap * tanh(logit / softcap) first; 0 = off. own: the
+    experts whose results this process computes. They are numbered from 0; every other chosen expert becomes NOT_OWN.
+    None = all experts.
     """
 
     count: int
     sigmoid: bool = False
     normalize: bool = False
+    added: float = 1e-20
     scale: float = 1.0
     near: float = 0.0
     groups: int = 1
@@ -67,7 +67,7 @@ def choose_reference(
     experts = merit.topk(routing.count, dim=-1).indices
     weights = _near_shares(logits, routing) if routing.near else scores.gather(-1, experts)
     if routing.normalize:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + TINY)
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + routing.added)
     weights = weights * routing.scale
     if scales is not None:
         weights = weights * scales[experts]

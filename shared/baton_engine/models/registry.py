@@ -14,6 +14,9 @@ from .text_part import CHOSEN_TEXT_PARTS, TEXT_PARTS, text_part
 
 # For each architecture in config.json, the module in this package and the class in that module.
 MODELS = {
+    "Lfm2ForCausalLM": ("lfm2", "Lfm2"),
+    "Lfm2MoeForCausalLM": ("lfm2", "Lfm2Moe"),
+    "Lfm3ForCausalLM": ("lfm3", "Lfm3"),
     "LlamaForCausalLM": ("llama", "Llama"),
     "MistralForCausalLM": ("mistral", "Mistral"),
     "QWenLMHeadModel": ("qwen", "Qwen"),

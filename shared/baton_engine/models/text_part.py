@@ -66,6 +66,8 @@ TEXT_PARTS: dict[str, str] = {
 }
 # Kinds of models whose text_config names one of many families, with the model_type to assume if there is none.
 ANY_TEXT_PART: dict[str, str] = {
+    "Lfm2VlForConditionalGeneration": "lfm2",
+    "Lfm3VlForConditionalGeneration": "lfm3",
     "Mistral3ForConditionalGeneration": "mistral",
     "LlavaForConditionalGeneration": "llama",
     "LlavaNextForConditionalGeneration": "llama",
@@ -134,6 +136,8 @@ _FAMILIES = {
     "gpt_oss": "GptOssForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "lfm3": "Lfm3ForCausalLM",
     "granite": "GraniteForCausalLM",
     "granite4_vision_text": "GraniteForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
