@@ -63,6 +63,7 @@ _CLASSES = {
     "flex_olmo": ("FlexOlmoConfig", "FlexOlmoForCausalLM"),
     "granitemoe": ("GraniteMoeConfig", "GraniteMoeForCausalLM"),
     "granitemoeshared": ("GraniteMoeSharedConfig", "GraniteMoeSharedForCausalLM"),
+    "granitemoehybrid": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM"),
     "hunyuan_v1_dense": ("HunYuanDenseV1Config", "HunYuanDenseV1ForCausalLM"),
     "hunyuan_v1_moe": ("HunYuanMoEV1Config", "HunYuanMoEV1ForCausalLM"),
     "opt": ("OPTConfig", "OPTForCausalLM"),
@@ -413,6 +414,9 @@ def make_model(
     if kind in ("lfm2", "lfm2_moe"):
         fields |= {"num_hidden_layers": 5, "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"]}
         fields["pad_token_id"] = None
+    if kind == "granitemoehybrid":
+        fields |= {"layer_types": ["full_attention"] * 2, "shared_intermediate_size": 96}
+        fields |= {"embedding_multiplier": 6.0, "residual_multiplier": 0.4, "attention_multiplier": 0.1}
     if kind == "lfm3":
         fields |= {"num_hidden_layers": 5, "head_dim": 16, "sliding_window": 19, "pad_token_id": None}
         del fields["rope_parameters"]

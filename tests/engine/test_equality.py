@@ -576,6 +576,12 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "lfm2-units-as-they-are": ("lfm2", {"block_auto_adjust_ff_dim": False, "layer_types": None, "full_attn_idxs": [1]}),
     "lfm2-moe": ("lfm2_moe", {"routed_scaling_factor": 1.5, "num_key_value_heads": 4}),
+    "granite-4": ("granitemoehybrid", {"num_local_experts": 0, "position_embedding_type": "rope"}),
+    "granite-4-unrotated": ("granitemoehybrid", {"num_local_experts": 0, "attention_bias": True}),
+    "granite-4-experts": (
+        "granitemoehybrid",
+        {"num_local_experts": 6, "intermediate_size": 24, "embedding_multiplier": 1.0},
+    ),
     "lfm3": ("lfm3", {"num_key_value_heads": 4}),
     "lfm3-biases-ungated": (
         "lfm3",

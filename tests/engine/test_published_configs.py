@@ -531,6 +531,29 @@ def test_vaultgemma() -> None:
         parse("VaultGemmaForCausalLM", **{**fields, "hidden_activation": "tanh"})
 
 
+def test_granite_4() -> None:
+    fields: dict[str, Any] = {
+        "attention_multiplier": 0.015625, "embedding_multiplier": 12, "hidden_size": 2560, "intermediate_size": 8192,
+        "layer_types": ["attention"] * 8, "logits_scaling": 10, "mamba_n_heads": 128, "max_position_embeddings": 131072,
+        "num_attention_heads": 40, "num_experts_per_tok": 0, "num_key_value_heads": 8, "num_local_experts": 0,
+        "position_embedding_type": "rope", "residual_multiplier": 0.22, "rms_norm_eps": 1e-05, "rope_theta": 10000000,
+        "shared_intermediate_size": 8192, "tie_word_embeddings": True,
+    }  # fmt: skip
+    config = parse("GraniteMoeHybridForCausalLM", **fields)
+    assert (config.intermediate_size, config.head_dim, config.attention[0].scale) == (8192, 64, 1 / 64)
+    rope = config.rope_of(0)
+    assert rope is not None
+    assert rope.theta == 1e7
+    unrotated = parse("GraniteMoeHybridForCausalLM", **{**fields, "position_embedding_type": "nope"})
+    assert unrotated.rope_of(0) is None
+    assert unrotated.fingerprint_facts() != config.fingerprint_facts()
+    for kinds in (["mamba"] * 7 + ["attention"], ["linear_attention"] * 7 + ["full_attention"]):
+        with pytest.raises(ConfigError, match=r"7 of 8 layers have a recurrent state \(Mamba\), and Baton serves"):
+            parse("GraniteMoeHybridForCausalLM", **{**fields, "layer_types": kinds})
+    with pytest.raises(ConfigError, match="8 of 8 layers have a recurrent state"):
+        parse("GraniteMoeHybridForCausalLM", **{**fields, "layer_types": None})
+
+
 def test_lfm2() -> None:
     fields: dict[str, Any] = {
         "block_auto_adjust_ff_dim": True, "block_dim": 2048, "block_ff_dim": 12288, "block_ffn_dim_multiplier": 1.0,

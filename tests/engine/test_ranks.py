@@ -67,7 +67,7 @@ FAMILIES = (
     "minicpm-v-2", "minicpm-v-4-5", "phi3-v-su", "molmo", "molmo-olmo", "phi-head-norms-tied", "opt-no-final-norm",
     "deepseek-v2-biases-plain-queries", "ernie4-5-moe-biases-tied", "llama4-two-experts", "olmoe-limited", "phi4-mm",
     "teleflm", "axk2", "axk2-groups-gelu", "beam", "beam-biases-tied", "mistral-large-4",
-    "mistral-large-4-shared", "lfm2-biases-longer", "lfm2-moe", "lfm3",
+    "mistral-large-4-shared", "lfm2-biases-longer", "lfm2-moe", "lfm3", "granite-4-unrotated",
 )  # fmt: skip
 
 

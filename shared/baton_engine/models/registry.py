@@ -84,6 +84,7 @@ MODELS = {
     "PhiMoEForCausalLM": ("phimoe", "PhiMoe"),
     "DbrxForCausalLM": ("dbrx", "Dbrx"),
     "ApertusForCausalLM": ("apertus", "Apertus"),
+    "GraniteMoeHybridForCausalLM": ("granite4", "Granite4"),
     "HeliumForCausalLM": ("helium", "Helium"),
     "VaultGemmaForCausalLM": ("vaultgemma", "VaultGemma"),
     "PersimmonForCausalLM": ("persimmon", "Persimmon"),
