@@ -36,6 +36,7 @@ class KvCache:
         """dtype: None = that of the first plane. layers: None = all of the layout."""
         first = layout.planes[0]
         self.layout = layout
+        self.num_groups = len(layout.groups)
         self.dtype = dtype or getattr(torch, first.dtype)
         self.scales = KvScales(layout.num_layers, first.heads, device) if first.has_scales else None
         self.device = device
@@ -89,10 +90,6 @@ class KvCache:
         """How the KV is stored, in words."""
         name = self.layout.planes[0].dtype
         return name if self.scales is None else f"{name} with the scales {self.scales.digest}"
-
-    @property
-    def num_groups(self) -> int:
-        return len(self.layout.groups)
 
     def group_of(self, layer: int) -> int:
         """Return the group of a layer, whose block tables say where the layer's KV is."""

@@ -200,7 +200,7 @@ class Runner:
 
     @property
     def _num_groups(self) -> int:
-        return len(self.cache.layout.groups)
+        return self.cache.num_groups
 
     @property
     def _input_rows(self) -> int:

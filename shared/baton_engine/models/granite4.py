@@ -7,14 +7,12 @@ import torch
 
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
-from baton_engine.layers.linear import Linear
-from baton_engine.layers.mlp import GatedMlp
 from baton_engine.layers.rope import Rope
-from baton_engine.shard import Columns, Rows
+from baton_engine.shard import Rows
 from baton_engine.source import Source
 
 from .granite import Granite, GraniteConfig, read_granite_config
-from .granitemoe import GraniteMoeConfig, GraniteMoeLayer, read_granite_moe_config
+from .granitemoe import GraniteMoeConfig, GraniteMoeLayer, read_granite_moe_config, shared_mlp
 from .llama import LlamaConfig
 
 # The names in config.json of layers with attention and of those with a recurrent state, of which there are two each.
@@ -47,10 +45,7 @@ class Granite4Layer(GraniteMoeLayer):
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
         if isinstance(config, GraniteMoeConfig):
             return super().make_mlp(config, source, layer)
-        source, units, hidden = source.at("shared_mlp"), config.intermediate_size, config.hidden_size
-        columns, rows = Columns(source.ranks), Rows(source.ranks)
-        gate_up = Linear(source, ["input_linear"], [2 * units], hidden, parts=[units, units], shard=columns)
-        return GatedMlp(gate_up, Linear(source, ["output_linear"], [hidden], units, shard=rows), config.activation)
+        return shared_mlp(config, source, config.intermediate_size, Rows(source.ranks))
 
 
 class Granite4(Granite):
@@ -67,8 +62,7 @@ class Granite4(Granite):
                 "with attention in all layers only"
             )
         position = file.choice("position_embedding_type", "nope", ("nope", "rope"))
-        units = file.count("shared_intermediate_size", 1024)
         if file.integer("num_local_experts", 8):
             return read_granite_moe_config(Granite4MoeConfig, file, rotates=position == "rope")
-        dense = ConfigFile({**file.fields, "intermediate_size": units})
+        dense = ConfigFile({**file.fields, "intermediate_size": file.count("shared_intermediate_size", 1024)})
         return read_granite_config(Granite4Config, dense, rotates=position == "rope")

@@ -40,10 +40,16 @@ class GraniteMoeLayer(GraniteLayer):
         mlp, shared = ExpertMlp(router, held, source.ranks), config.shared_size
         if not shared:
             return mlp
-        part, columns = source.at("shared_mlp"), Columns(source.ranks)
-        gate_up = Linear(part, ["input_linear"], [2 * shared], hidden, parts=[shared, shared], shard=columns)
-        down = Linear(part, ["output_linear"], [hidden], shared, shard=Rows(source.ranks, joins=False))
-        return WithSharedExpert(mlp, GatedMlp(gate_up, down, config.activation), source.ranks)
+        return WithSharedExpert(mlp, shared_mlp(config, source, shared, Rows(source.ranks, joins=False)), source.ranks)
+
+
+def shared_mlp(config: LlamaConfig, source: Source, units: int, rows: Rows) -> GatedMlp:
+    """Return the MLP that all tokens use. source: of the layer. units: hidden ones. rows: how ranks divide them."""
+    source, hidden = source.at("shared_mlp"), config.hidden_size
+    gate_up = Linear(
+        source, ["input_linear"], [2 * units], hidden, parts=[units, units], shard=Columns(source.ranks)
+    )  # fmt: skip
+    return GatedMlp(gate_up, Linear(source, ["output_linear"], [hidden], units, shard=rows), config.activation)
 
 
 class GraniteMoe(Granite):

@@ -23,31 +23,35 @@ from .sparse_config import SparseConfig, read_experts_per_token
 _EXPERT_NAMES = ExpertNames(gate="w1", up="w3", down="w2")
 
 
-class WithConvolutions(WithHeadsByLayer):
-    """A part of the config of a model some of whose layers have a convolution instead of attention.
+class Convolutions(msgspec.Struct, frozen=True):
+    """The convolutions of a model. layers: those that have one instead of attention. length: tokens of a filter. bias:
+    of the projections, too."""
 
-    convolves: whether each layer has one. filter_length: its tokens. channels: of a convolution. conv_bias: of its
-    projections, too.
+    layers: frozenset[int]
+    length: int
+    channels: int
+    bias: bool
+
+
+class WithConvolutions(WithHeadsByLayer):
+    """A part of the config of a model with convolutions.
 
     The inputs of a convolution's last tokens are in the cache, as keys and values of attention with a window are: each
     key-value head has the same number of channels.
     """
 
     num_kv_heads: int
-    convolves: tuple[bool, ...]
-    filter_length: int
-    channels: int
-    conv_bias: bool
+    convolutions: Convolutions
 
     @property
     def recent_tokens(self) -> int:
-        return self.filter_length
+        return self.convolutions.length
 
     def of_layer(self, layer: int) -> Any:
         config: Any = self
-        if not self.convolves[layer]:
+        if layer not in self.convolutions.layers:
             return config
-        return msgspec.structs.replace(config, head_dim=self.channels // (2 * self.num_kv_heads))
+        return msgspec.structs.replace(config, head_dim=self.convolutions.channels // (2 * self.num_kv_heads))
 
     def part(self, ranks: Place) -> Self:
         if self.num_kv_heads % ranks.count:
@@ -56,37 +60,34 @@ class WithConvolutions(WithHeadsByLayer):
                 "the channels of convolutions"
             )
         part: Any = super().part(ranks)  # type: ignore[misc]
-        own: Self = msgspec.structs.replace(part, channels=self.channels // ranks.count)
+        fewer = msgspec.structs.replace(self.convolutions, channels=self.convolutions.channels // ranks.count)
+        own: Self = msgspec.structs.replace(part, convolutions=fewer)
         return own
 
 
 class Lfm2Config(WithConvolutions, LlamaConfig, frozen=True, kw_only=True):
-    convolves: tuple[bool, ...]
-    filter_length: int
-    channels: int
-    conv_bias: bool
+    convolutions: Convolutions
 
 
 class Lfm2MoeConfig(WithConvolutions, SparseConfig, frozen=True, kw_only=True):
     """corrected: the choice of experts adds a correction to their scores."""
 
-    convolves: tuple[bool, ...]
-    filter_length: int
-    channels: int
-    conv_bias: bool
+    convolutions: Convolutions
     corrected: bool
 
 
 def convolution(config: WithConvolutions, source: Source, layer: int) -> ShortConv:
-    return ShortConv(source, layer, config.channels, config.filter_length, config.conv_bias)
+    kind = config.convolutions
+    return ShortConv(source, layer, kind.channels, kind.length, kind.bias)
 
 
 def check_channels(config: WithConvolutions) -> None:
     """Raise ConfigError unless key-value heads can have the channels of convolutions."""
-    if config.channels % (2 * config.num_kv_heads):
+    channels, heads = config.convolutions.channels, config.num_kv_heads
+    if channels % (2 * heads):
         raise ConfigError(
-            f"hidden_size {config.channels} is not a multiple of twice the {config.num_kv_heads} key-value heads, "
-            "which have the channels of convolutions"
+            f"hidden_size {channels} is not a multiple of twice the {heads} key-value heads, which have the channels of "
+            "convolutions"
         )
 
 
@@ -102,7 +103,7 @@ class Lfm2Layer(LlamaLayer):
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> Callable[[Any, Context], torch.Tensor]:
         assert isinstance(config, WithConvolutions)
-        if config.convolves[layer]:
+        if layer in config.convolutions.layers:
             return convolution(config, source.at("conv"), layer)
         return super().make_attention(config, source.at("self_attn"), layer, rotary)
 
@@ -158,36 +159,30 @@ Kind = TypeVar("Kind", Lfm2Config, Lfm2MoeConfig)
 
 def _read_config(kind: type[Kind], file: ConfigFile, units: int, **facts: Any) -> Kind:
     """Return the config of a config.json with LFM2's fields. units: hidden units of an MLP."""
-    layers, hidden, length = (
-        file.count("num_hidden_layers"), file.count("hidden_size"), file.count("conv_L_cache", 3)
-    )  # fmt: skip
-    convolves = _convolving_layers(file, layers)
+    layers, length = file.count("num_hidden_layers"), file.count("conv_L_cache", 3)
+    convolving = _convolving_layers(file, layers)
     tied = file.flag("tie_embedding", file.flag("tie_word_embeddings", True))
     config = read_llama_config(
         kind,
         ConfigFile({**file.fields, "intermediate_size": units, "tie_word_embeddings": tied}),
         Defaults(128_000, num_kv_heads=8, rope_theta=1e6),
-        tuple(length if convolution else None for convolution in convolves),
+        tuple(length if layer in convolving else None for layer in range(layers)),
         eps=file.number("norm_eps", 1e-5),
         qk_norm=True,
-        convolves=convolves,
-        filter_length=length,
-        channels=hidden,
-        conv_bias=file.flag("conv_bias"),
+        convolutions=Convolutions(convolving, length, file.count("hidden_size"), file.flag("conv_bias")),
         **facts,
     )
     check_channels(config)
     return config
 
 
-def _convolving_layers(file: ConfigFile, layers: int) -> tuple[bool, ...]:
+def _convolving_layers(file: ConfigFile, layers: int) -> frozenset[int]:
     types = file.layer_types("layer_types", layers, ("full_attention", "conv"))
     if types is not None:
-        return tuple(each == "conv" for each in types)
+        return frozenset(layer for layer, kind in enumerate(types) if kind == "conv")
     if file.fields.get("full_attn_idxs") is None:
-        return (False,) * layers
-    attending = file.integers("full_attn_idxs")
-    return tuple(layer not in attending for layer in range(layers))
+        return frozenset()
+    return frozenset(range(layers)) - set(file.integers("full_attn_idxs"))
 
 
 def _mlp_units(file: ConfigFile) -> int:

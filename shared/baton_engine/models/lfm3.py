@@ -11,7 +11,7 @@ from baton_engine.layers.rope import Rope
 from baton_engine.source import Source
 
 from .gated_layer import GatedLayer
-from .lfm2 import WithConvolutions, check_channels, convolution
+from .lfm2 import Convolutions, WithConvolutions, check_channels, convolution
 from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
 from .normed_around import NormedAround
 from .sliding_windows import WithWindowRope, ropes_by_window
@@ -29,10 +29,7 @@ class Lfm3Config(WithConvolutions, WithWindowRope, LlamaConfig, frozen=True, kw_
     """gated: attention has gates."""
 
     window_rope: Rope
-    convolves: tuple[bool, ...]
-    filter_length: int
-    channels: int
-    conv_bias: bool
+    convolutions: Convolutions
     gated: bool
 
 
@@ -50,7 +47,7 @@ class Lfm3Layer(NormedAround, GatedLayer):
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> Callable[[Any, Context], torch.Tensor]:
         assert isinstance(config, Lfm3Config)
-        if config.convolves[layer]:
+        if layer in config.convolutions.layers:
             return convolution(config, source.at("conv"), layer)
         source = source.at("self_attn")
         if config.gated:
@@ -67,6 +64,7 @@ class Lfm3(Llama):
         file.require_absent("use_sandwich_norm", True)
         layers, length = file.count("num_hidden_layers"), file.count("conv_L_cache", 7)
         kinds = file.layer_types("layer_types", layers, _KINDS) or list(map(_kind, range(layers)))
+        convolving = frozenset(layer for layer, kind in enumerate(kinds) if kind == "conv")
         windows = {"conv": length, "sliding_attention": file.count("sliding_window", 256), "full_attention": None}
         file = ConfigFile({**file.fields, "rope_parameters": file.fields.get("rope_parameters") or _ROPES})
         rope, window_rope = ropes_by_window(file, file.count("max_position_embeddings", _CONTEXT), 1e6, 1e4)
@@ -81,10 +79,7 @@ class Lfm3(Llama):
             qkv_bias=file.flag("attention_bias"),
             output_bias=file.flag("attention_bias"),
             qk_norm=True,
-            convolves=tuple(kind == "conv" for kind in kinds),
-            filter_length=length,
-            channels=file.count("hidden_size"),
-            conv_bias=file.flag("conv_bias"),
+            convolutions=Convolutions(convolving, length, file.count("hidden_size"), file.flag("conv_bias")),
             gated=file.flag("use_attention_gate", True),
         )
         check_channels(config)
