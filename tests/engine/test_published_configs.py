@@ -547,6 +547,10 @@ def test_granite_4() -> None:
     unrotated = parse("GraniteMoeHybridForCausalLM", **{**fields, "position_embedding_type": "nope"})
     assert unrotated.rope_of(0) is None
     assert unrotated.fingerprint_facts() != config.fingerprint_facts()
+    experts = {**fields, "num_local_experts": 62, "num_experts_per_tok": 6, "shared_intermediate_size": None}
+    sparse = parse("GraniteMoeHybridForCausalLM", **experts)
+    assert isinstance(sparse, SparseConfig)
+    assert (sparse.expert_size, sparse.shared_size, sparse.routing.count) == (8192, 1024, 6)
     for kinds in (["mamba"] * 7 + ["attention"], ["linear_attention"] * 7 + ["full_attention"]):
         with pytest.raises(ConfigError, match=r"7 of 8 layers have a recurrent state \(Mamba\), and Baton serves"):
             parse("GraniteMoeHybridForCausalLM", **{**fields, "layer_types": kinds})

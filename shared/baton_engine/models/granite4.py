@@ -53,7 +53,7 @@ class Granite4(Granite):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
-        layers = file.count("num_hidden_layers")
+        file, layers = file.with_defaults({"shared_intermediate_size": 1024}), file.count("num_hidden_layers")
         kinds = file.layer_types("layer_types", layers, (*_ATTENTION, *_RECURRENT)) or ["mamba"] * layers
         recurrent = sum(kind in _RECURRENT for kind in kinds)
         if recurrent:
@@ -64,5 +64,5 @@ class Granite4(Granite):
         position = file.choice("position_embedding_type", "nope", ("nope", "rope"))
         if file.integer("num_local_experts", 8):
             return read_granite_moe_config(Granite4MoeConfig, file, rotates=position == "rope")
-        dense = ConfigFile({**file.fields, "intermediate_size": file.count("shared_intermediate_size", 1024)})
+        dense = ConfigFile({**file.fields, "intermediate_size": file.count("shared_intermediate_size")})
         return read_granite_config(Granite4Config, dense, rotates=position == "rope")

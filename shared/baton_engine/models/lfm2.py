@@ -86,8 +86,8 @@ def check_channels(config: WithConvolutions) -> None:
     channels, heads = config.convolutions.channels, config.num_kv_heads
     if channels % (2 * heads):
         raise ConfigError(
-            f"hidden_size {channels} is not a multiple of twice the {heads} key-value heads, which have the channels of "
-            "convolutions"
+            f"hidden_size {channels} is not a multiple of twice the {heads} key-value heads, which have the channels "
+            "of convolutions"
         )
 
 
