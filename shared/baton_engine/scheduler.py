@@ -14,16 +14,16 @@ from .step_times import prompt_work
 from .waiting_queue import WaitingQueue
 
 # In steps that also decode, the chunk of prompt tokens grows with the queue, so that _STEPS_TO_CATCH_UP steps compute
-# all queued prompts. To bound the inter-token latency, it grows to at most _LONE_CHUNK_GROWTH times chunk_tokens for a
-# lone prompt, and by as many tokens as wait beside the longest one to at most _MOST_CHUNK_GROWTH times: each further
-# step makes all of them wait longer. But the queue never takes more than _MOST_STEPS steps: a client that waits a
-# second for its first token gains little from short gaps between tokens. The values were chosen with measured and
-# simulated arrivals at 50 % to 100 % of what a device can serve. With smaller chunks prompts wait longer, with larger
-# ones decodes do. The longest queued prompt does not count for _MOST_STEPS: no request waits behind it, since shorter
-# prompts overtake it.
+# all queued prompts. To bound the inter-token latency, it grows to at most _CHUNK_GROWTH times chunk_tokens. While
+# others wait beside the longest prompt, it grows by as many tokens as these have, up to the whole longest prompt and
+# _PROMPT_GROWTH times chunk_tokens, since all of them would wait for one more step. But the queue never takes more than
+# _MOST_STEPS steps: a client that waits a second for its first token gains little from short gaps between tokens. The
+# values were chosen with measured and simulated arrivals at 50 % to 100 % of what a device can serve. With smaller
+# chunks prompts wait longer, with larger ones decodes do. The longest queued prompt does not count for _MOST_STEPS: no
+# request waits behind it, since shorter prompts overtake it.
 _STEPS_TO_CATCH_UP = 2
-_LONE_CHUNK_GROWTH = 2
-_MOST_CHUNK_GROWTH = 4
+_CHUNK_GROWTH = 2
+_PROMPT_GROWTH = 4
 _MOST_STEPS = 24
 # Chunks that grow for _MOST_STEPS have a limit too, so that many long prompts do not stall decodes.
 _MOST_QUEUE_GROWTH = 8
@@ -240,7 +240,8 @@ class Scheduler:
         if not queued:
             self._growth = 1.0
         chunk, others = self.chunk_tokens, queued - longest
-        most = min(chunk * _LONE_CHUNK_GROWTH + others, chunk * _MOST_CHUNK_GROWTH)
+        least = chunk * _CHUNK_GROWTH
+        most = max(least, min(least + others, longest, chunk * _PROMPT_GROWTH))
         soon = min(math.ceil(queued / _STEPS_TO_CATCH_UP), most)
         late = min(others // _MOST_STEPS, chunk * _MOST_QUEUE_GROWTH)
         self._growth = max(self._growth, soon / chunk, late / chunk)

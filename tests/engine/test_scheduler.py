@@ -492,11 +492,13 @@ def test_beside_decodes_prompts_are_computed_in_small_chunks_unless_many_wait() 
         ([15], 10),
         ([30], 15),
         ([120], 20),
-        # As many more tokens as wait beside the longest prompt, up to 4 times 10.
+        # As many more tokens as wait beside the longest prompt, up to the whole of it and 4 times 10.
         ([120, 13], 33),
         ([30, 13], 22),
         ([120] * 12, 55),
         ([120] * 5, 40),
+        ([35] * 3, 35),
+        ([16] * 5, 20),
         # As many as it takes to compute all prompts but one in 24 steps, up to 8 times 10.
         ([120] * 13, 60),
         ([120] * 40, 80),
