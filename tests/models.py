@@ -78,6 +78,13 @@ _CLASSES = {
     "lfm2": ("Lfm2Config", "Lfm2ForCausalLM"),
     "lfm2_moe": ("Lfm2MoeConfig", "Lfm2MoeForCausalLM"),
     "lfm3": ("Lfm3Config", "Lfm3ForCausalLM"),
+    "bamba": ("BambaConfig", "BambaForCausalLM"),
+    "nemotron_h": ("NemotronHConfig", "NemotronHForCausalLM"),
+    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM"),
+    "qwen3_5_text": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM"),
+    "qwen3_5_moe_text": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM"),
+    "qwen3_5": ("Qwen3_5Config", "Qwen3_5ForConditionalGeneration"),
+    "qwen3_5_moe": ("Qwen3_5MoeConfig", "Qwen3_5MoeForConditionalGeneration"),
     "vaultgemma": ("VaultGemmaConfig", "VaultGemmaForCausalLM"),
     "persimmon": ("PersimmonConfig", "PersimmonForCausalLM"),
     "xglm": ("XGLMConfig", "XGLMForCausalLM"),
@@ -208,6 +215,9 @@ _VISION["glm4v"] = _VISION["glm4v_moe"] = _VISION["glm_ocr"] = {
 _VISION["qwen2_omni"] = {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 64}
 _VISION["qwen3_omni"] = {**_VISION["qwen2_omni"], "deepstack_visual_indexes": [0]}
 _VISION["aria"] = _VISION["idefics3"]
+_VISION["qwen3_5"] = _VISION["qwen3_5_moe"] = {
+    "depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 64,
+}  # fmt: skip
 _VISION["video_llama3"] = _TOWER
 _VISION["janus"] = {**_TOWER, "image_size": 28, "projection_dim": 64, "num_image_tokens": 4}
 _VISION["deepseek_vl"] = {**_TOWER, "image_size": 28}
@@ -257,6 +267,8 @@ _TEXT_OF = {
     "internvl": "qwen3_moe",
     "aya_vision": "cohere2",
     "lfm2_vl": "lfm2",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
     "lfm3_vl": "lfm3",
     "idefics3": "llama",
     "glm4v": "glm4",
@@ -417,6 +429,23 @@ def make_model(
     if kind == "granitemoehybrid":
         fields |= {"layer_types": ["full_attention"] * 2, "shared_intermediate_size": 96}
         fields |= {"embedding_multiplier": 6.0, "residual_multiplier": 0.4, "attention_multiplier": 0.1}
+    if kind in ("bamba", "granitemoehybrid"):
+        fields |= {"mamba_n_heads": 8, "mamba_d_state": 8, "mamba_expand": 1}
+    if kind == "nemotron_h":
+        fields |= {"mamba_num_heads": 8, "mamba_head_dim": 12, "n_groups": 4, "ssm_state_size": 8, "head_dim": 16}
+        fields |= {"layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp", "mlp"]}
+        del fields["num_hidden_layers"], fields["rope_parameters"]
+    if kind == "bamba":
+        fields |= {"num_hidden_layers": 4, "attn_layer_indices": [1, 3], "pad_token_id": None}
+        fields["rope_parameters"]["partial_rotary_factor"] = 0.5
+    if kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
+        fields |= {"num_hidden_layers": 4, "head_dim": 16, "full_attention_interval": 2}
+        fields |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+        fields |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+        fields["rope_parameters"]["partial_rotary_factor"] = 0.5
+    if kind in ("qwen3_next", "qwen3_5_moe_text"):
+        fields |= {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+        fields["shared_expert_intermediate_size"] = 40
     if kind == "lfm3":
         fields |= {"num_hidden_layers": 5, "head_dim": 16, "sliding_window": 19, "pad_token_id": None}
         del fields["rope_parameters"]
@@ -686,9 +715,11 @@ def reference_greedy(folder: Path, prompt_ids: list[int], n: int) -> list[int]:
     model = reference_model(folder)
     tokens: list[int] = []
     past, step = None, prompt_ids
+    # transformers asks a cache for the length of its attention.
+    cached = set(getattr(model.config, "layer_types", None) or ()) != {"linear_attention"}
     with torch.inference_mode():
         for _ in range(n):
-            output = model(torch.tensor([step]), past_key_values=past, use_cache=True)
+            output = model(torch.tensor([step]), past_key_values=past, use_cache=cached)
             past = output.past_key_values
             tokens.append(int(output.logits[0, -1].argmax()))
             # Some models begin no cache of their own.
@@ -701,7 +732,9 @@ def reference_logits(folder: Path, prompt_ids: list[int], output_ids: list[int])
     import torch
 
     with torch.inference_mode():
-        logits: Tensor = reference_model(folder)(torch.tensor([prompt_ids + output_ids[:-1]])).logits[0]
+        logits: Tensor = reference_model(folder)(torch.tensor([prompt_ids + output_ids[:-1]]), use_cache=False).logits[
+            0
+        ]
     return logits[len(prompt_ids) - 1 :]
 
 

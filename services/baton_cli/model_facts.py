@@ -48,8 +48,8 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
     family: the class. held: how the weights are held in memory, in words. active: parameters that a token is multiplied
     with, embeddings included. estimated: weights_bytes is an estimate, made from config.json alone. kv_dtype: the name
-    of the torch dtype. kv_bytes_per_token: of the layers that see all tokens. kv_window_bytes: the most that the other
-    layers hold of a sequence.
+    of the torch dtype. kv_bytes_per_token: of the layers that see all tokens. kv_window_bytes: the most that layers
+    with a window hold of a sequence. states: how many layers have a recurrent state. kv_state_bytes: of all of these.
     """
 
     family: str
@@ -63,6 +63,8 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int
     kv_window_bytes: int
     windows: dict[int, int]  # how many layers have each window, in tokens
+    states: int
+    kv_state_bytes: int
     gpus: dict[str, Fit]
 
 
@@ -137,7 +139,8 @@ def _served(
     unused = config.num_layers * (config.layer_weights_read(math.inf) - config.layer_weights)
     kv_dtype = dtype_name(choose_kv_dtype(kv_cache_dtype, config, chosen))
     layout = config.kv_layout(kv_dtype)
-    windows = [window for window in config.sliding_windows[: config.kv_layers] if window is not None]
+    states, layers = len(layout.state_layers), enumerate(config.sliding_windows[: config.kv_layers])
+    windows = [window for layer, window in layers if window is not None and layer not in layout.state_layers]
     return Served(
         family=family_of(config.architecture),
         dtype=dtype_name(chosen),
@@ -147,9 +150,11 @@ def _served(
         weights_bytes=weights,
         estimated=checkpoint is None and quantization.name != "none",
         kv_dtype=kv_dtype,
-        kv_bytes_per_token=(config.kv_layers - len(windows)) * layout.layer_bytes,
+        kv_bytes_per_token=(config.kv_layers - len(windows) - states) * layout.layer_bytes,
         kv_window_bytes=sum(min(window, config.max_position_embeddings) for window in windows) * layout.layer_bytes,
         windows=dict(Counter(windows)),
+        states=states,
+        kv_state_bytes=states * layout.state_rows * layout.layer_bytes,
         gpus={card.name: fit(config, weights, chosen, card, BRIEF_LENGTH, kv_cache_dtype, held) for card in cards},
     )
 

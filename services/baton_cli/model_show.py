@@ -115,6 +115,8 @@ def _facts_text(facts: "ModelFacts") -> str:
             rows["KV of windows"] = (
                 f"{served.kv_window_bytes:,} bytes of a sequence, for layers that see a window: {layers}"
             )
+        if served.states:
+            rows["states"] = f"{served.kv_state_bytes:,} bytes of a sequence, for {served.states} layers"
     licence = facts.licence
     declared = ", ".join(f"{name}: {value}" for name, value in licence.declared.items())
     named = f"{licence.file}: {licence.first_line}" if licence.file else "no file"

@@ -1,6 +1,7 @@
 """The layout of a model's KV: what the cache holds for each token, and what a KV piece contains."""
 
 import itertools
+import math
 from functools import cache
 
 import msgspec
@@ -11,6 +12,9 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "u
 # Each group of layers costs a block table for each sequence. With few layers of one kind and many of another, a model
 # gets about this many groups at most, and its blocks have unused places instead.
 _MOST_GROUPS = 8
+# A block of a layer with a state has the inputs of its last tokens at places that depend on a token's position modulo
+# a power of two, of which this is the largest.
+STATE_PLACES = 8
 
 
 class Plane(msgspec.Struct, array_like=True, frozen=True):
@@ -95,12 +99,19 @@ class KvLayout(msgspec.Struct, array_like=True, frozen=True):
     empty = as the planes have. The planes have room for the largest layer. A layer's heads divide a token's row of a
     plane evenly, and each uses the beginning of its part. So a range of a plane's heads is the same share of the heads
     of every layer.
+
+    state_layers: layers with a recurrent state in place of keys and values, in ascending order. In such a layer a block
+    holds the state after the last of its tokens that is computed, in the first `state_rows` of its rows. So a sequence
+    needs the block of its last token, as with a window of two tokens. In a piece, a state counts as so many tokens:
+    the rows of the state after token t have the numbers from t * state_rows on.
     """
 
     num_layers: int
     planes: tuple[Plane, ...]
     windows: tuple[int | None, ...] = ()
     heads: tuple[tuple[int, ...], ...] = ()
+    state_layers: tuple[int, ...] = ()
+    state_rows: int = 0
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:
@@ -135,8 +146,8 @@ class KvLayout(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token in all layers."""
-        return self.num_layers * self.layer_bytes
+        """Bytes of one token in all layers that have keys and values."""
+        return (self.num_layers - len(self.state_layers)) * self.layer_bytes
 
     def size(self, extent: Extent) -> int:
         """Return the bytes of a piece."""
@@ -175,19 +186,41 @@ class KvLayout(msgspec.Struct, array_like=True, frozen=True):
         """
         parts = []
         layers = range(self.num_layers)[extent.layers]
-        for window, same in itertools.groupby(layers, lambda layer: self.windows[layer] if self.windows else None):
+        for (window, is_state), same in itertools.groupby(layers, self._kind):
             members = list(same)
             first = max(extent.first_token, LayerGroup(window, ()).first_seen(position))
-            if first < extent.tokens.stop:
+            count = extent.tokens.stop - first
+            if is_state:
+                # Only the last token's state is read, so extents of earlier tokens have none.
+                first, count = (
+                    (position - 1) * self.state_rows,
+                    self.state_rows if extent.tokens.stop == position else 0,
+                )
+            if count > 0:
                 part = msgspec.structs.replace(
-                    extent,
-                    first_token=first,
-                    num_tokens=extent.tokens.stop - first,
-                    first_layer=members[0],
-                    num_layers=len(members),
+                    extent, first_token=first, num_tokens=count, first_layer=members[0], num_layers=len(members)
                 )
                 parts.append(part)
         return parts
+
+    def places(self, extent: Extent, block_size: int) -> tuple[slice, slice]:
+        """Return which entries of a block table have an extent of layers of one kind, and which rows it has in them,
+        counted from the first row of the first of these blocks."""
+        first, end = extent.tokens.start, extent.tokens.stop
+        if extent.first_layer in self.state_layers:
+            at = first // self.state_rows // block_size
+            row = first % self.state_rows
+            return slice(at, at + 1), slice(row, row + end - first)
+        at = first // block_size
+        return slice(at, -(-end // block_size)), slice(first - at * block_size, end - at * block_size)
+
+    def block_size(self, tokens: int) -> int:
+        """Return the size of blocks for which `tokens` were asked: if there are states, the least multiple of this that
+        has room for one."""
+        if not self.state_rows:
+            return tokens
+        step = math.lcm(tokens, STATE_PLACES)
+        return -(-self.state_rows // step) * step
 
     def runs(self, layers: slice) -> list[Run]:
         """Return where the KV of consecutive layers lies."""
@@ -201,6 +234,9 @@ class KvLayout(msgspec.Struct, array_like=True, frozen=True):
             else:
                 runs.append(Run(group, place, layer, 1))
         return runs
+
+    def _kind(self, layer: int) -> tuple[int | None, bool]:
+        return self.windows[layer] if self.windows else None, layer in self.state_layers
 
     def _layer_bytes(self, heads: slice) -> int:
         parts = ((plane.part(heads), plane.head_bytes) for plane in self.planes)

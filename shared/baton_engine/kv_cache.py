@@ -142,14 +142,10 @@ class KvCache:
     def _move(
         self, out: bool, tables: Sequence[list[int]], extent: Extent, values: torch.Tensor, check: bool
     ) -> torch.Tensor:
-        size, values = self._block_size, values.view(-1)
-        first = extent.first_token // size
-        tokens = slice(extent.tokens.start - first * size, extent.tokens.stop - first * size)
+        values = values.view(-1)
+        blocks, rows = self.layout.places(extent, self._block_size)
         runs = self.layout.runs(extent.layers)
-        on_device = {
-            group: to_device(tables[group][first : -(-extent.tokens.stop // size)], self.device)
-            for group in {run.group for run in runs}
-        }
+        on_device = {group: to_device(tables[group][blocks], self.device) for group in {run.group for run in runs}}
         move = self._ops.gather_kv if out else self._ops.scatter_kv
         layer_bytes, at = len(values) // extent.num_layers, 0
         for run in runs:
@@ -158,7 +154,7 @@ class KvCache:
             places = slice(self._place(run), self._place(run) + run.num_layers)
             # Several calls share one checksum, so none of them can return it.
             checked = check and len(runs) == 1
-            total = move(self._stored, on_device[run.group], tokens, places, extent.heads, part, checked)
+            total = move(self._stored, on_device[run.group], rows, places, extent.heads, part, checked)
         return self.checksum(values) if check and len(runs) > 1 else total
 
     def _heads_of(self, layer: int, planes: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -27,7 +27,7 @@ def choose_kv_dtype(requested: str, model: ModelConfig, dtype: torch.dtype) -> t
     if model.recent_tokens > 1:
         raise ConfigError(
             f"--kv-cache-dtype fp8 is for keys and values, but the cache of {model.architecture} also holds the inputs "
-            f"of convolutions: {instead}"
+            f"of convolutions or recurrent states: {instead}"
         )
     # Scales are of the heads of planes.
     if model.kv_layout(model.dtype).heads:

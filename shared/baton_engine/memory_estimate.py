@@ -61,6 +61,7 @@ def fit(
     one that the model does not allow. held: how the weights are held, in words; None = in dtype."""
     config = EngineConfig(model="", kv_cache_dtype=kv_cache_dtype).on("cuda")
     layout = model.kv_layout(dtype_name(choose_kv_dtype(kv_cache_dtype, model, dtype)))
+    config = msgspec.structs.replace(config, block_size=layout.block_size(config.block_size))
     share = int(card.size * config.gpu_memory_utilization)
     try:
         check_weights(weights, card, share, held or dtype_name(dtype))

@@ -20,6 +20,7 @@ from baton_kernels.reference.norm import (
 )
 from baton_kernels.reference.quantize import QuantizedRows, quantize_rows_reference
 from baton_kernels.reference.quantized_experts import quantized_experts_reference
+from baton_kernels.reference.recurrence import recurrence_reference
 from baton_kernels.reference.rope import rope_and_cache_reference
 from baton_kernels.reference.routing import route_reference
 from baton_kernels.reference.scaled_linear import scaled_linear_reference
@@ -47,6 +48,7 @@ class Ops(msgspec.Struct, frozen=True, kw_only=True):
     latent_rope_and_cache: Callable[..., torch.Tensor]
     index_rope_and_cache: Callable[..., torch.Tensor]
     short_conv: Callable[..., torch.Tensor]
+    recurrence: Callable[..., torch.Tensor]
     route: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
     run_experts: Callable[..., torch.Tensor]
     run_quantized_experts: Callable[..., torch.Tensor]
@@ -70,6 +72,7 @@ TORCH = Ops(
     latent_rope_and_cache=latent_rope_and_cache_reference,
     index_rope_and_cache=index_rope_and_cache_reference,
     short_conv=short_conv_reference,
+    recurrence=recurrence_reference,
     route=route_reference,
     run_experts=experts_reference,
     run_quantized_experts=quantized_experts_reference,

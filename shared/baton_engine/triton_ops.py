@@ -12,6 +12,7 @@ from baton_kernels.linear import fixed_linear, linear
 from baton_kernels.norm import add_rms_norm, norm_at_once, pending_norm, quantize_norm
 from baton_kernels.quantize import quantize_rows
 from baton_kernels.quantized_experts import run_quantized_experts, run_quantized_experts_fixed
+from baton_kernels.recurrence import recurrence
 from baton_kernels.rope import rope_and_cache
 from baton_kernels.routing import route, route_fixed
 from baton_kernels.scaled_linear import scaled_linear, scaled_linear_fixed
@@ -34,6 +35,7 @@ TRITON = Ops(
     latent_rope_and_cache=latent_rope_and_cache,
     index_rope_and_cache=index_rope_and_cache,
     short_conv=short_conv,
+    recurrence=recurrence,
     route=route,
     run_experts=run_experts,
     run_quantized_experts=run_quantized_experts,

@@ -45,9 +45,9 @@ class KvMover:
         self._engine = engine
         cache, layout = engine.runner.cache, engine.runner.cache.layout
         device = cache.device
-        slot_bytes, gpu_slot_bytes = (
-            max(size // layout.token_bytes, 1) * layout.token_bytes for size in (_LEAST_SLOT_BYTES, SLOT_BYTES)
-        )
+        # A model may have states only.
+        unit = layout.token_bytes or layout.layer_bytes
+        slot_bytes, gpu_slot_bytes = (max(size // unit, 1) * unit for size in (_LEAST_SLOT_BYTES, SLOT_BYTES))
         self.exports = StagingArena.sized(export_fd, slot_bytes, _NUM_SLOTS)
         self._imports = StagingArena.sized(import_fd, slot_bytes, _NUM_SLOTS)
         self._copies = CopyStream(device)

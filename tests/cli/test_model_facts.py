@@ -107,6 +107,16 @@ def test_windows_hold_only_what_they_see(tiny_model: MakeModel) -> None:
     assert served.kv_window_bytes == 2 * 19 * layer
 
 
+def test_states_are_counted_apart_from_windows(tiny_model: MakeModel) -> None:
+    served = facts_of(tiny_model("qwen3_next"), "bfloat16").served
+    assert served is not None
+    layer = 2 * 2 * 16 * 2  # bytes: keys and values of two heads
+    assert (served.windows, served.kv_window_bytes, served.states) == ({}, 0, 2)
+    assert served.kv_bytes_per_token == 2 * layer
+    # The plane of values has a state of 8 x 8 numbers and four inputs of 32 channels, with four bytes each.
+    assert served.kv_state_bytes == 2 * layer * (4 * (64 + 128) // (16 * 2))
+
+
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,

@@ -68,11 +68,13 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     # So large that every token is selected: with a smaller number, rounding in batches may decide between two tokens
     # whose scores are nearly the same.
     "deepseek_v32, two planes of different sizes": ("deepseek_v32", {"index_topk": 600}),
+    "granite 4, states alone": ("granitemoehybrid", {"layer_types": ["mamba", "mamba"], "seed": 1}),
+    "qwen3_next, states": ("qwen3_next", {}),
     "mistral, window": ("mistral", {"sliding_window": 24, "head_dim": 64}),
 }
 # The engine's own tests compare every shape on one pod and on a pair; here each stack takes seconds to start.
 AGGREGATED_SHAPES = int(os.environ.get("AGGREGATED_SHAPES") or 2)
-DISAGGREGATED_SHAPES = int(os.environ.get("DISAGGREGATED_SHAPES") or 7)
+DISAGGREGATED_SHAPES = int(os.environ.get("DISAGGREGATED_SHAPES") or 9)
 WAYS = [(shape, "disaggregated") for shape in list(SHAPES)[-DISAGGREGATED_SHAPES:]]
 WAYS += [(shape, "aggregated") for shape in list(SHAPES)[-AGGREGATED_SHAPES:]]
 LENGTHS = [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, CHUNK, 2 * CHUNK + 5, 5 * CHUNK - 3]

@@ -65,6 +65,7 @@ def make_requests(seed: int) -> list[Request]:
 OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma4": {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24},
     "falcon": {"alibi": True, "num_attention_heads": 6, "hidden_size": 96},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "lfm2": {"conv_L_cache": 6},
     "mistral": {"hidden_act": "relu"},
     "mistral_large4": {"kv_source_layers": [0, 1, 0, 1], "index_topk": 100},
@@ -85,6 +86,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "gpt_neox",
         "falcon",
         "granite",
+        "granitemoehybrid",
         "mistral",
         "olmo2",
         "mixtral",
@@ -115,7 +117,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "molmo2",
         "muse_glimmer",
         "muse_spark",
+        "nemotron_h",
         "ouro",
+        "qwen3_5",
+        "qwen3_next",
         "step3p7",
     ],
 )

@@ -551,11 +551,55 @@ def test_granite_4() -> None:
     sparse = parse("GraniteMoeHybridForCausalLM", **experts)
     assert isinstance(sparse, SparseConfig)
     assert (sparse.expert_size, sparse.shared_size, sparse.routing.count) == (8192, 1024, 6)
+    fields |= {"mamba_d_head": 40, "mamba_d_state": 128, "mamba_n_groups": 1}
     for kinds in (["mamba"] * 7 + ["attention"], ["linear_attention"] * 7 + ["full_attention"]):
-        with pytest.raises(ConfigError, match=r"7 of 8 layers have a recurrent state \(Mamba\), and Baton serves"):
-            parse("GraniteMoeHybridForCausalLM", **{**fields, "layer_types": kinds})
-    with pytest.raises(ConfigError, match="8 of 8 layers have a recurrent state"):
-        parse("GraniteMoeHybridForCausalLM", **{**fields, "layer_types": None})
+        hybrid = parse("GraniteMoeHybridForCausalLM", **{**fields, "layer_types": kinds})
+        layout = hybrid.kv_layout("bfloat16")
+        assert (layout.state_layers, hybrid.sliding_windows) == (tuple(range(7)), (2,) * 7 + (None,))
+        # 8 heads of 128 x 40 numbers and 4 inputs of the 640 + 256 channels of a group are in a plane of 64 elements.
+        assert (layout.state_rows, layout.block_size(64)) == (1392, 1408)
+    assert parse("GraniteMoeHybridForCausalLM", **{**fields, "layer_types": None}).recent_tokens == 2
+    assert (config.recent_tokens, config.kv_layout("bfloat16").state_rows) == (1, 0)
+    for wrong, what in (
+        ({"mamba_d_head": 64}, "mamba_n_heads 128 times mamba_d_head 64 in config.json is not 5120"),
+        ({"mamba_n_groups": 3}, "multiple of the 3 groups and of the 8 key-value heads"),
+        ({"mamba_d_conv": 1}, "mamba_d_conv in config.json is 1; it must be from 2 to 9"),
+        ({"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
+    ):
+        with pytest.raises(ConfigError, match=what):
+            parse("GraniteMoeHybridForCausalLM", **{**fields, "layer_types": kinds, **wrong})
+
+
+def test_qwen3_next() -> None:
+    fields: dict[str, Any] = {
+        "attention_bias": False, "decoder_sparse_step": 1, "full_attention_interval": 4, "head_dim": 256,
+        "hidden_size": 2048, "intermediate_size": 5120, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+        "max_position_embeddings": 262144, "mlp_only_layers": [], "moe_intermediate_size": 512, "norm_topk_prob": True,
+        "num_attention_heads": 16, "num_experts": 512, "num_experts_per_tok": 10, "num_hidden_layers": 48,
+        "num_key_value_heads": 2, "partial_rotary_factor": 0.25, "rope_theta": 10000000,
+        "shared_expert_intermediate_size": 512, "vocab_size": 151936,
+    }  # fmt: skip
+    config = parse("Qwen3NextForCausalLM", **fields)
+    assert [layer for layer, window in enumerate(config.sliding_windows) if window is None] == list(range(3, 48, 4))
+    assert (config.rope.theta, config.rope.partial, config.norm_offset, config.head_dim) == (1e7, 0.25, 1.0, 256)
+    layout = config.kv_layout("bfloat16")
+    assert [len(group.layers) for group in layout.groups] == [12] * 4
+    # A group of 16 heads has 8 states in the plane of values, beside 4 inputs of 4,096 channels.
+    assert (layout.state_rows, layout.block_size(64)) == ((8 * 128 * 128 + 4 * 4096) // 128, 1152)
+    assert layout.token_bytes == 12 * 2 * 2 * 256 * 2
+    assert config.part(RankNumber(1, 2)).kv_layout("bfloat16").state_rows == layout.state_rows
+    with pytest.raises(ConfigError, match="--tensor-parallel 4 does not divide the 2 key-value heads"):
+        config.part(RankNumber(0, 4))
+    with pytest.raises(ConfigError, match="convolutions or recurrent states"):
+        choose_kv_dtype("fp8", config, torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"linear_num_key_heads .* is 5; it must be a multiple of the 2"):
+        parse("Qwen3NextForCausalLM", **{**fields, "linear_num_key_heads": 5})
+    with pytest.raises(ConfigError, match="layer_types"):
+        parse("Qwen3NextForCausalLM", **fields, layer_types=["sliding_attention"] * 48)
+    dense = parse("Qwen3_5ForCausalLM", **{**fields, "num_key_value_heads": 4, "num_hidden_layers": 32})
+    assert dense.num_experts == 0
+    assert dense.fingerprint_facts()["state_layers"] == [layer for layer in range(32) if layer % 4 < 3]
 
 
 def test_lfm2() -> None:

@@ -297,6 +297,26 @@ def test_latent_attention(format: str, tiny_model: MakeModel, tmp_path: Path, mo
     assert tokens(folder) == outputs
 
 
+@pytest.mark.parametrize("format", ["gptq", "fp8"])
+def test_states(format: str, tiny_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One weight holds the queries of attention and its gates, and another one all that a layer with a state reads."""
+    heads = {"head_dim": 32, "linear_num_key_heads": 4, "linear_value_head_dim": 16}
+    base = tiny_model("qwen3_next", mlp_only_layers=[0, 1, 2, 3], **heads)
+    if format == "gptq":
+        config: dict[str, Any] = {"quant_method": "gptq", "bits": 8, "group_size": 32}
+        folder, plain = rewrite(base, tmp_path / "model", config, lambda _, w: gptq(w, 8, 32, 1))
+    else:
+        config = {"quant_method": "fp8", "weight_block_size": [32, 32], "modules_to_not_convert": ["lm_head"]}
+        folder, plain = rewrite(base, tmp_path / "model", config, lambda _, w: fp8(w, (32, 32), "weight_scale_inv"))
+    outputs = tokens(folder)
+    if format == "gptq":
+        assert_tokens_of(plain, outputs)
+    else:
+        assert behind(plain, outputs).mean() < 0.5
+    pretend(monkeypatch)
+    assert tokens(folder) == outputs
+
+
 def with_mxfp4_experts(base: Path, tmp_path: Path) -> tuple[Path, Path]:
     """Return a gpt-oss with its experts in MXFP4, and one with the numbers that these codes stand for."""
     folder = Path(shutil.copytree(base, tmp_path / "model"))

@@ -68,6 +68,8 @@ FAMILIES = (
     "deepseek-v2-biases-plain-queries", "ernie4-5-moe-biases-tied", "llama4-two-experts", "olmoe-limited", "phi4-mm",
     "teleflm", "axk2", "axk2-groups-gelu", "beam", "beam-biases-tied", "mistral-large-4",
     "mistral-large-4-shared", "lfm2-biases-longer", "lfm2-moe", "lfm3", "granite-4-unrotated",
+    "qwen3-5-moe", "qwen3-next", "granite-4-mamba-biases-groups", "granite-4-mamba",
+    "bamba-biases-groups", "nemotron-h",
 )  # fmt: skip
 
 

@@ -32,9 +32,16 @@ class GatedLayer(LlamaLayer):
     def make_attention(
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> Callable[[Any, Context], torch.Tensor]:
-        output, norms = self.attended(config, source), self.qk_norms(config, source)
+        output, norms, gates = (
+            self.attended(config, source),
+            self.qk_norms(config, source),
+            self.attention_gates(config, source),
+        )
+        qkv, activation = self.qkv(config, source), self.gate_activation
+        return self.attention_class(config, layer, source, qkv, gates, output, activation, rotary, norms)
+
+    def attention_gates(self, config: LlamaConfig, source: Source) -> Linear:
+        """Return the projection to the gates."""
         each = self.gates_of_head(config)
         shard = Heads(source.ranks, each)
-        gate = Linear(source, [self.gate], [config.num_heads * each], config.hidden_size, shard=shard)
-        qkv, activation = self.qkv(config, source), self.gate_activation
-        return self.attention_class(config, layer, source, qkv, gate, output, activation, rotary, norms)
+        return Linear(source, [self.gate], [config.num_heads * each], config.hidden_size, shard=shard)

@@ -16,6 +16,11 @@ from .text_part import CHOSEN_TEXT_PARTS, TEXT_PARTS, text_part
 MODELS = {
     "Lfm2ForCausalLM": ("lfm2", "Lfm2"),
     "Lfm2MoeForCausalLM": ("lfm2", "Lfm2Moe"),
+    "BambaForCausalLM": ("bamba", "Bamba"),
+    "NemotronHForCausalLM": ("nemotron_h", "NemotronH"),
+    "Qwen3NextForCausalLM": ("qwen3_next", "Qwen3Next"),
+    "Qwen3_5ForCausalLM": ("qwen3_next", "Qwen35"),
+    "Qwen3_5MoeForCausalLM": ("qwen3_next", "Qwen35Moe"),
     "Lfm3ForCausalLM": ("lfm3", "Lfm3"),
     "LlamaForCausalLM": ("llama", "Llama"),
     "MistralForCausalLM": ("mistral", "Mistral"),

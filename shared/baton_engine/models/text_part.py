@@ -28,6 +28,8 @@ TEXT_PARTS: dict[str, str] = {
     "Qwen2_5OmniModel": "Qwen2ForCausalLM",
     "Qwen3VLForConditionalGeneration": "Qwen3ForCausalLM",
     "Qwen3VLMoeForConditionalGeneration": "Qwen3VLMoeTextModel",
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
     "Qwen3OmniMoeThinkerForConditionalGeneration": "Qwen3MoeForCausalLM",
     "Qwen3OmniMoeForConditionalGeneration": "Qwen3MoeForCausalLM",
     "Glm4vForConditionalGeneration": "Glm4vTextModel",

@@ -1,0 +1,209 @@
+"""The gated delta rule and Mamba 2 over paged states. reference/recurrence.py defines them."""
+
+import torch
+import triton
+import triton.language as tl
+
+from .overlap import let_next_start, overlap_options, wait_for_inputs
+from .reference.recurrence import NORM_EPS, StateShape
+
+_MOST_VALUES = 32  # elements of a head's value for which one program has the state
+_CHANNELS = 512  # of one program that writes inputs
+
+
+@triton.jit
+def _place(element, head, GROUPS: tl.constexpr, DIM: tl.constexpr):
+    """Return where a block has an element of a group's float32 numbers."""
+    return (element // DIM * GROUPS + head) * DIM + element % DIM
+
+
+@triton.jit
+def _convolved(
+    inputs, filters, bias, block, channels, places, group, known, token, start, slot, has_before, input_stride,
+    GROUPS: tl.constexpr, DIM: tl.constexpr, KEPT: tl.constexpr, LENGTH: tl.constexpr, RECENT: tl.constexpr,
+    FIRST: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """Return the convolution's results for some channels of a token, rounded as those of the layer are.
+
+    block: of the token before the step's first one of the sequence, `start`. places: of the channels among those of
+    the group, of which a row of inputs has KEPT. FIRST: where the rows begin.
+    """
+    new = tl.load(inputs + token * input_stride + channels, mask=known, other=0.0)
+    weight = tl.load(filters + channels * LENGTH + LENGTH - 1, mask=known, other=0.0)
+    wide = new.to(tl.float32) * weight.to(tl.float32)
+    for lag in tl.static_range(1, LENGTH):
+        weight = tl.load(filters + channels * LENGTH + LENGTH - 1 - lag, mask=known, other=0.0).to(tl.float32)
+        is_new = token - lag >= start
+        row = tl.maximum(token - lag, 0)
+        fresh = tl.load(inputs + row * input_stride + channels, mask=known & is_new, other=0.0).to(tl.float32)
+        at = FIRST + (slot + (RECENT - 1) * lag) % RECENT * KEPT + places
+        cached = tl.load(block + _place(at, group, GROUPS, DIM), mask=known & (is_new == 0) & has_before, other=0.0)
+        wide += (fresh + cached) * weight
+    if BIAS:
+        wide += tl.load(bias + channels, mask=known, other=0.0).to(tl.float32)
+    return (wide * tl.sigmoid(wide)).to(new.dtype).to(tl.float32)
+
+
+# One compiled kernel serves all steps, as for short convolutions.
+@triton.jit(do_not_specialize=["slot_stride", "tokens"], do_not_specialize_on_alignment=["slots"])
+def _recurrence_kernel(
+    inputs, filters, conv_bias, rates, gates, log_decay, rate_bias, skip, slots, key_plane, value_plane, out, tokens,
+    slot_stride, input_stride, rate_stride, gate_stride, GROUPS: tl.constexpr, KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, LENGTH: tl.constexpr, RECENT: tl.constexpr,
+    PAGE: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEY_BLOCK: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr, EPS: tl.constexpr, BIAS: tl.constexpr, DELTA: tl.constexpr, SKIP: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """KEY, VALUE: elements of a head. KEY_DIM, VALUE_DIM: float32 numbers of a group in a row of a plane."""
+    let_next_start(OVERLAP)
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    slot = tl.load(slots + token)
+    before = tl.load(slots + slot_stride + token)
+    if (token > 0) & (before >= 0) & (tl.load(slots + tl.maximum(token - 1, 0)) == before):
+        return  # The program of the sequence's first token in this step computes all of them.
+    start = token
+    has_before = before >= 0
+    PER_GROUP: tl.constexpr = VALUE_HEADS // GROUPS
+    FIRST: tl.constexpr = (PER_GROUP + 1) // 2
+    GROUP_KEYS: tl.constexpr = KEY_HEADS * KEY // GROUPS
+    KEPT: tl.constexpr = 2 * GROUP_KEYS + PER_GROUP * VALUE
+    INPUTS: tl.constexpr = (PER_GROUP - FIRST) * KEY * VALUE
+    group, in_group = head // PER_GROUP, head % PER_GROUP
+    key_head = head // (VALUE_HEADS // KEY_HEADS)
+    k = tl.arange(0, KEY_BLOCK)
+    v = tl.program_id(2) * VALUE_BLOCK + tl.arange(0, VALUE_BLOCK)
+    is_key, is_value = k < KEY, v < VALUE
+    within = is_key[:, None] & is_value[None, :]
+    element = k[:, None] * VALUE + v[None, :]
+    if in_group < FIRST:
+        states = key_plane + _place(in_group * (KEY * VALUE) + element, group, GROUPS, KEY_DIM)
+        block_size = PAGE * GROUPS * KEY_DIM
+    else:
+        states = value_plane + _place((in_group - FIRST) * (KEY * VALUE) + element, group, GROUPS, VALUE_DIM)
+        block_size = PAGE * GROUPS * VALUE_DIM
+    key_place = key_head * KEY % GROUP_KEYS + k
+    value_place = 2 * GROUP_KEYS + in_group * VALUE + v
+    query, key, value = key_head * KEY + k, (KEY_HEADS + key_head) * KEY + k, 2 * KEY_HEADS * KEY + head * VALUE + v
+    rate = -tl.exp(tl.load(log_decay + head))
+    bias = tl.load(rate_bias + head)
+    wait_for_inputs(OVERLAP)
+    last = tl.maximum(before, 0) // PAGE
+    state = tl.load(states + last * block_size, mask=within & has_before, other=0.0)
+    block = value_plane + last * (PAGE * GROUPS * VALUE_DIM)
+    goes_on = True
+    while goes_on:
+        q = _convolved(
+            inputs, filters, conv_bias, block, query, key_place, group, is_key, token, start, slot, has_before,
+            input_stride, GROUPS, VALUE_DIM, KEPT, LENGTH, RECENT, INPUTS, BIAS,
+        )  # fmt: skip
+        own = _convolved(
+            inputs, filters, conv_bias, block, key, GROUP_KEYS + key_place, group, is_key, token, start, slot,
+            has_before, input_stride, GROUPS, VALUE_DIM, KEPT, LENGTH, RECENT, INPUTS, BIAS,
+        )  # fmt: skip
+        new = _convolved(
+            inputs, filters, conv_bias, block, value, value_place, group, is_value, token, start, slot, has_before,
+            input_stride, GROUPS, VALUE_DIM, KEPT, LENGTH, RECENT, INPUTS, BIAS,
+        )  # fmt: skip
+        step = tl.load(rates + token * rate_stride + head).to(tl.float32) + bias
+        step = tl.where(step > 20.0, step, tl.log(1.0 + tl.exp(tl.minimum(step, 20.0))))
+        state = state * tl.exp(rate * step)
+        if DELTA:
+            q = q * (tl.rsqrt(tl.sum(q * q, 0) + EPS) * KEY**-0.5)
+            own = own * tl.rsqrt(tl.sum(own * own, 0) + EPS)
+            part = tl.sigmoid(tl.load(gates + token * gate_stride + head).to(tl.float32))
+            state += own[:, None] * ((new - tl.sum(state * own[:, None], 0)) * part)[None, :]
+        else:
+            state += own[:, None] * (new * step)[None, :]
+        result = tl.sum(state * q[:, None], 0)
+        if SKIP:
+            result += tl.load(skip + head) * new
+        tl.store(out + (token * VALUE_HEADS + head) * VALUE + v, result.to(out.dtype.element_ty), mask=is_value)
+        after = tl.minimum(token + 1, tokens - 1)
+        goes_on = (after > token) & (slot >= 0) & (tl.load(slots + slot_stride + after) == slot)
+        kept = (slot >= 0) & ((slot % PAGE == PAGE - 1) | (goes_on == 0))
+        tl.store(states + tl.maximum(slot, 0) // PAGE * block_size, state, mask=within & kept)
+        token = after
+        slot = tl.load(slots + after)
+
+
+@triton.jit(do_not_specialize=["slot_stride", "tokens"], do_not_specialize_on_alignment=["slots"])
+def _keep_inputs_kernel(
+    inputs, slots, plane, tokens, slot_stride, input_stride, GROUPS: tl.constexpr, KEYS: tl.constexpr,
+    VALUES: tl.constexpr, FIRST: tl.constexpr, LENGTH: tl.constexpr, RECENT: tl.constexpr, PAGE: tl.constexpr,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Write the last inputs of the convolution into blocks, after all programs have read those of earlier steps.
+
+    A block gets them with its last token that is computed in this step, also those of tokens in the block before it.
+    """
+    let_next_start(OVERLAP)
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token)
+    after = tl.minimum(token + 1, tokens - 1)
+    goes_on = (after > token) & (tl.load(slots + slot_stride + after) == slot)
+    wait_for_inputs(OVERLAP)
+    if (slot < 0) | (goes_on & (slot % PAGE != PAGE - 1)):
+        return
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    known = channel < 2 * KEYS + VALUES
+    GROUP_KEYS: tl.constexpr = KEYS // GROUPS
+    GROUP_VALUES: tl.constexpr = VALUES // GROUPS
+    is_value = channel >= 2 * KEYS
+    at_key, at_value = channel % KEYS, channel - 2 * KEYS
+    group = tl.where(is_value, at_value // GROUP_VALUES, at_key // GROUP_KEYS)
+    place = at_key % GROUP_KEYS + tl.where(channel >= KEYS, GROUP_KEYS, 0)
+    place = FIRST + tl.where(is_value, 2 * GROUP_KEYS + at_value % GROUP_VALUES, place)
+    here = True
+    before = slot
+    for lag in tl.static_range(LENGTH - 1):
+        row = tl.maximum(token - lag, 0)
+        if lag > 0:
+            # Whether the step has the token. `before` is the slot of the last one that it does not have.
+            previous = tl.load(slots + slot_stride + tl.maximum(token - lag + 1, 0))
+            before = tl.where(here, previous, before)
+            here = here & (token >= lag) & (previous >= 0) & (tl.load(slots + row) == previous)
+        at = (slot + (RECENT - 1) * lag) % RECENT * (2 * GROUP_KEYS + GROUP_VALUES) + place
+        at = _place(at, group, GROUPS, DIM)
+        new = tl.load(inputs + row * input_stride + channel, mask=known & here, other=0.0).to(tl.float32)
+        cached = known & (here == 0) & (before >= 0)
+        new += tl.load(plane + tl.maximum(before, 0) // PAGE * (PAGE * GROUPS * DIM) + at, mask=cached, other=0.0)
+        tl.store(plane + slot // PAGE * (PAGE * GROUPS * DIM) + at, new, mask=known)
+
+
+def recurrence(
+    inputs: torch.Tensor,
+    filters: torch.Tensor,
+    bias: torch.Tensor | None,
+    rates: torch.Tensor,
+    gates: torch.Tensor | None,
+    log_decay: torch.Tensor,
+    rate_bias: torch.Tensor,
+    skip: torch.Tensor | None,
+    slots: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    shape: StateShape,
+) -> torch.Tensor:
+    """Compute recurrence_reference. filters are contiguous, and so is each row of the other inputs."""
+    tokens, (page, groups) = len(inputs), keys.shape[1:3]
+    planes = [plane.view(torch.float32) for plane in (keys, values)]
+    out = inputs.new_empty(tokens, shape.value_heads, shape.value_dim)
+    block = min(triton.next_power_of_2(shape.value_dim), _MOST_VALUES)
+    overlap = overlap_options(out.device)
+    _recurrence_kernel[(tokens, shape.value_heads, triton.cdiv(shape.value_dim, block))](
+        inputs, filters, filters if bias is None else bias, rates, rates if gates is None else gates, log_decay,
+        rate_bias, rate_bias if skip is None else skip, slots, *planes, out, tokens, slots.stride(0),
+        inputs.stride(0), rates.stride(0), 0 if gates is None else gates.stride(0), GROUPS=groups,
+        KEY_HEADS=shape.key_heads, VALUE_HEADS=shape.value_heads, KEY=shape.key_dim, VALUE=shape.value_dim,
+        LENGTH=shape.length, RECENT=shape.recent, PAGE=page, KEY_DIM=planes[0].shape[3], VALUE_DIM=planes[1].shape[3],
+        KEY_BLOCK=triton.next_power_of_2(shape.key_dim), VALUE_BLOCK=block, EPS=NORM_EPS, BIAS=bias is not None,
+        DELTA=gates is not None, SKIP=skip is not None, num_warps=4, **overlap,
+    )  # fmt: skip
+    first = (shape.group_heads - shape.first_heads) * shape.key_dim * shape.value_dim
+    _keep_inputs_kernel[(tokens, triton.cdiv(shape.channels, _CHANNELS))](
+        inputs, slots, planes[1], tokens, slots.stride(0), inputs.stride(0), GROUPS=groups, KEYS=shape.keys,
+        VALUES=shape.values, FIRST=first, LENGTH=shape.length, RECENT=shape.recent, PAGE=page,
+        DIM=planes[1].shape[3], BLOCK=_CHANNELS, num_warps=4, **overlap,
+    )  # fmt: skip
+    return out

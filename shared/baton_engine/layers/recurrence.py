@@ -1,0 +1,128 @@
+"""Layers with a recurrent state in place of attention."""
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+from baton_engine.config import ConfigError
+from baton_engine.context import Context
+from baton_engine.inputs import InputRows
+from baton_engine.shard import Columns, Rows, even_part
+from baton_engine.source import Source
+from baton_kernels.reference.recurrence import StateShape
+
+from .linear import Linear
+from .norm import RmsNorm
+
+
+class _Convolution:
+    """The short convolution of queries, keys and values, as far as this rank computes it.
+
+    channels: that of the checkpoint for each channel of queries, keys and values; None = the same ones.
+    """
+
+    def __init__(self, source: Source, shape: StateShape, bias: bool, channels: Sequence[int] | None = None) -> None:
+        order = torch.arange(shape.channels) if channels is None else torch.tensor(channels)
+        parts = torch.split(order, [shape.keys, shape.keys, shape.values])
+        own = torch.cat([part[even_part(len(part), source.ranks, "channels")] for part in parts]).to(source.device)
+        stored = int(order.max()) + 1
+        self.weight = source.take("weight", (stored, 1, shape.length)).flatten(1)[own]
+        self.bias = source.take("bias", (stored,))[own] if bias else None
+
+
+class GatedDelta:
+    """A gated delta network (Yang et al., 2025), with a norm of each head's result and a gate of it. Ranks divide the
+    heads.
+
+    projection: to this rank's queries, keys, values, gates of the result, gates of the states and rates of their decay,
+    side by side. whole: the heads of all ranks. eps: of the norm.
+    """
+
+    def __init__(
+        self, source: Source, layer: int, projection: Linear, whole: StateShape, hidden: int, eps: float
+    ) -> None:
+        self._layer, self._op, self._projection = layer, source.ops.recurrence, projection
+        self.inputs = projection.inputs
+        self._shape = whole.part(source.ranks.count)
+        self._convolution = _Convolution(source.at("conv1d"), whole, False)
+        heads = even_part(whole.value_heads, source.ranks, "value heads")
+        self._log_decay = source.take("A_log", (whole.value_heads,), (heads,), torch.float32)
+        self._rate_bias = source.take("dt_bias", (whole.value_heads,), (heads,), torch.float32)
+        self._norm = RmsNorm(source.at("norm"), whole.value_dim, eps)
+        self._output = Linear(source, ["out_proj"], [hidden], whole.values, shard=Rows(source.ranks))
+
+    def __call__(self, x: InputRows, ctx: Context) -> torch.Tensor:
+        """x: [T, hidden]. Returns [T, hidden]."""
+        shape, convolution = self._shape, self._convolution
+        sizes = [shape.channels, shape.values, shape.value_heads, shape.value_heads]
+        inputs, result_gates, gates, rates = torch.split(self._projection(x), sizes, dim=1)
+        _, keys, values = ctx.cache(self._layer)
+        results = self._op(
+            inputs, convolution.weight, None, rates, gates, self._log_decay, self._rate_bias, None,
+            ctx.recent_slots(self._layer), keys, values, shape,
+        )  # fmt: skip
+        normed = self._norm(results.view(-1, shape.value_dim)).view(len(inputs), -1)
+        return self._output((normed * functional.silu(result_gates.float())).to(normed.dtype))
+
+
+class Mamba2:
+    """A layer of Mamba 2 (Dao and Gu, 2024). Ranks divide the heads.
+
+    whole: the heads of all ranks, of which each key-value head of the cache has the same number. groups: how many heads
+    of keys the checkpoint has. A rank keeps copies of them, so that each of its key-value heads has one.
+    """
+
+    def __init__(
+        self, source: Source, layer: int, whole: StateShape, groups: int, hidden: int, eps: float, bias: bool,
+        conv_bias: bool,
+    ) -> None:  # fmt: skip
+        ranks, inner, heads = source.ranks, whole.values, whole.value_heads
+        if groups % ranks.count and ranks.count % groups:
+            raise ConfigError(f"--tensor-parallel {ranks.count} does not divide the {groups} groups of Mamba's norms")
+        self._layer, self._op, self._ranks = layer, source.ops.recurrence, ranks
+        self._shape, self._groups = whole.part(ranks.count), groups
+        # The checkpoint has gates, values, keys, queries and rates.
+        copies = torch.arange(groups * whole.key_dim).view(groups, -1).repeat_interleave(whole.key_heads // groups, 0)
+        keys, stored = copies.flatten(), groups * whole.key_dim
+        channels = [*(inner + stored + keys).tolist(), *(inner + keys).tolist(), *range(inner)]
+        order = [*(inner + channel for channel in channels), *range(inner)]
+        order += range(2 * inner + 2 * stored, 2 * inner + 2 * stored + heads)
+        self._projection = Linear(
+            source, ["in_proj"], [2 * inner + 2 * stored + heads], hidden, bias=bias, order=order,
+            parts=[whole.keys, whole.keys, inner, inner, heads], shard=Columns(ranks, "channels"),
+        )  # fmt: skip
+        self.inputs = self._projection.inputs
+        self._convolution = _Convolution(source.at("conv1d"), whole, conv_bias, channels)
+        own = even_part(heads, ranks, "heads of Mamba")
+        self._log_decay, self._rate_bias, self._skip = (
+            source.take(name, (heads,), (own,), torch.float32) for name in ("A_log", "dt_bias", "D")
+        )
+        self._norm = RmsNorm(source.at("norm"), inner, eps, part=even_part(inner, ranks, "channels"))
+        self._output = Linear(source, ["out_proj"], [hidden], inner, bias=bias, shard=Rows(ranks))
+
+    def __call__(self, x: InputRows, ctx: Context) -> torch.Tensor:
+        """x: [T, hidden]. Returns [T, hidden]."""
+        shape, convolution = self._shape, self._convolution
+        sizes = [shape.channels, shape.values, shape.value_heads]
+        inputs, gates, rates = torch.split(self._projection(x), sizes, dim=1)
+        _, keys, values = ctx.cache(self._layer)
+        results = self._op(
+            inputs, convolution.weight, convolution.bias, rates, None, self._log_decay, self._rate_bias, self._skip,
+            ctx.recent_slots(self._layer), keys, values, shape,
+        )  # fmt: skip
+        gated = results.flatten(1).float() * functional.silu(gates.float())
+        return self._output(self._normed(gated).to(inputs.dtype))
+
+    def _normed(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the norm of each group of channels. x: [T, channels of this rank] float32."""
+        ranks, groups = self._ranks, self._groups
+        grouped = torch.unflatten(x, 1, (max(groups // ranks.count, 1), -1))
+        mean = grouped.square().mean(dim=2)
+        if groups < ranks.count:
+            # Several ranks have the channels of a group.
+            means, own = mean.new_zeros(len(x), groups), ranks.rank * groups // ranks.count
+            means[:, own : own + 1] = mean
+            mean = ranks.sum(means)[:, own : own + 1] / (ranks.count // groups)
+        scaled: torch.Tensor = (grouped * torch.rsqrt(mean + self._norm.eps)[:, :, None]).flatten(1)
+        return scaled.to(self._norm.weight.dtype) * self._norm.weight

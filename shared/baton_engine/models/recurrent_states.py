@@ -1,0 +1,132 @@
+"""The config of models of which some layers have a recurrent state in place of attention."""
+
+import math
+from typing import Any, Self, cast
+
+import msgspec
+
+from baton_common.kv_layout import STATE_PLACES, KvLayout
+from baton_engine.config import ConfigError
+from baton_engine.config_file import ConfigFile
+from baton_engine.layers.recurrence import Mamba2
+from baton_engine.shard import Place
+from baton_engine.source import Source
+from baton_kernels.reference.recurrence import StateShape
+
+# Of a layer with a state: it reads the state after the token before, which is in that token's block.
+_WINDOW = 2
+_INFINITE = {"__float__": "Infinity"}
+
+
+class WithStates:
+    """A part of the config of such a model. states: the heads of these layers; None = there is no such layer."""
+
+    num_kv_heads: int
+    state_layers: frozenset[int]
+    states: StateShape | None
+
+    @property
+    def recent_tokens(self) -> int:
+        return _WINDOW if self.state_layers else 1
+
+    def kv_layout(self, dtype: str) -> KvLayout:
+        whole: KvLayout = super().kv_layout(dtype)  # type: ignore[misc]
+        if self.states is None:
+            return whole
+        # Numbers of states have four bytes.
+        rows = zip(self.states.plane_elements, whole.planes, strict=True)
+        most = max(-(-4 * count // plane.head_bytes) for count, plane in rows)
+        return msgspec.structs.replace(whole, state_layers=tuple(sorted(self.state_layers)), state_rows=most)
+
+    def part(self, ranks: Place) -> Self:
+        part: Any = super().part(ranks)  # type: ignore[misc]
+        if self.states is None:
+            return cast(Self, part)
+        if self.num_kv_heads % ranks.count:
+            raise ConfigError(
+                f"--tensor-parallel {ranks.count} does not divide the {self.num_kv_heads} key-value heads, among which "
+                "the states of other layers are divided"
+            )
+        own: Self = msgspec.structs.replace(part, states=self.states.part(ranks.count))
+        return own
+
+    def fingerprint_facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = super().fingerprint_facts()  # type: ignore[misc]
+        if self.states is None:
+            return facts
+        return {**facts, "state_layers": sorted(self.state_layers), "states": list(self.states)}
+
+
+def read_delta(file: ConfigFile, kv_heads: int, layers: int) -> tuple[frozenset[int], StateShape]:
+    """Return which layers have the gated delta rule, and its heads. Raises ConfigError for heads that Baton does not
+    serve."""
+    every = file.count("full_attention_interval", 4)
+    default = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]
+    kinds = file.layer_types("layer_types", layers, ("full_attention", "linear_attention")) or default
+    shape = StateShape(
+        groups=kv_heads,
+        key_heads=file.count("linear_num_key_heads", 16),
+        value_heads=file.count("linear_num_value_heads", 32),
+        key_dim=file.count("linear_key_head_dim", 128),
+        value_dim=file.count("linear_value_head_dim", 128),
+        length=file.count("linear_conv_kernel_dim", 4),
+    )
+    if shape.key_heads % kv_heads or shape.value_heads % shape.key_heads:
+        raise ConfigError(
+            f"linear_num_key_heads in config.json is {shape.key_heads}; it must be a multiple of the {kv_heads} "
+            f"key-value heads and divide the {shape.value_heads} value heads"
+        )
+    _check_length(shape.length, "linear_conv_kernel_dim")
+    return frozenset(layer for layer, kind in enumerate(kinds) if kind == "linear_attention"), shape
+
+
+class MambaFields(msgspec.Struct, frozen=True):
+    """groups: heads of keys in the checkpoint. bias: of projections. conv_bias: of the convolution."""
+
+    groups: int
+    bias: bool
+    conv_bias: bool
+
+
+def mamba(config: Any, source: Source, layer: int) -> Mamba2:
+    """Return a layer of Mamba 2. config: with states and MambaFields."""
+    fields = config.mamba
+    return Mamba2(
+        source, layer, config.states, fields.groups, config.hidden_size, config.rms_norm_eps, fields.bias,
+        fields.conv_bias,
+    )  # fmt: skip
+
+
+def read_mamba(file: ConfigFile, kv_heads: int, inner: int | None = None) -> tuple[StateShape, MambaFields]:
+    """Return the heads of Mamba 2, with a head of keys for each key-value head, and what else config.json says of it.
+
+    inner: elements of all values; None = mamba_expand times hidden_size. Raises ConfigError for heads that Baton does
+    not serve.
+    """
+    groups, heads = file.count("mamba_n_groups", 1), file.count("mamba_n_heads", 128)
+    inner = inner or file.count("mamba_expand", 2) * file.count("hidden_size")
+    dim = inner // heads if file.fields.get("mamba_d_head", "auto") == "auto" else file.count("mamba_d_head")
+    if heads * dim != inner:
+        raise ConfigError(f"mamba_n_heads {heads} times mamba_d_head {dim} in config.json is not {inner}")
+    key_heads = max(groups, kv_heads)
+    if heads % key_heads or key_heads % groups or key_heads % kv_heads:
+        raise ConfigError(
+            f"mamba_n_heads in config.json is {heads}; it must be a multiple of the {groups} groups and of the "
+            f"{kv_heads} key-value heads, one of which divides the other"
+        )
+    # The last is what transformers writes.
+    file.require_absent("time_step_limit", *([0.0, limit] for limit in (math.inf, "Infinity", _INFINITE)))
+    length = file.count("mamba_d_conv", 4)
+    _check_length(length, "mamba_d_conv")
+    shape = StateShape(kv_heads, key_heads, heads, file.count("mamba_d_state", 256), dim, length)
+    return shape, MambaFields(groups, file.flag("mamba_proj_bias"), file.flag("mamba_conv_bias", True))
+
+
+def _check_length(length: int, name: str) -> None:
+    if not 2 <= length <= STATE_PLACES + 1:
+        raise ConfigError(f"{name} in config.json is {length}; it must be from 2 to {STATE_PLACES + 1}")
+
+
+def state_windows(state_layers: frozenset[int], layers: int) -> tuple[int | None, ...]:
+    """Return the window of each layer, as read_llama_config takes them."""
+    return tuple(_WINDOW if layer in state_layers else None for layer in range(layers))

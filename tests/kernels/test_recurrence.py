@@ -1,0 +1,96 @@
+"""The gated delta rule and Mamba 2 over paged states, against each whole sequence in float64."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from baton_kernels.recurrence import recurrence
+from baton_kernels.reference.recurrence import StateShape, recurrence_reference
+
+from .test_short_conv import slots_of
+
+BLOCK_SIZE = 4
+SHAPES = {
+    "two-groups": StateShape(2, 2, 4, 6, 5, 4),
+    "shared-keys": StateShape(1, 1, 3, 8, 8, 3),
+    "as-many-keys": StateShape(2, 4, 4, 4, 40, 2),
+}
+
+
+def whole_sequence(
+    x: torch.Tensor, filters: torch.Tensor, bias: torch.Tensor, steps: torch.Tensor, delta: bool, skip: torch.Tensor,
+    shape: StateShape,
+) -> torch.Tensor:  # fmt: skip
+    """Return what the heads of a sequence read. x: [T, channels]. steps: [T, 2, heads], decays and parts. delta:
+    whether the rule is that of gated delta networks."""
+    padded = functional.pad(x.T, (shape.length - 1, 0))[None]
+    wide = functional.silu(functional.conv1d(padded, filters[:, None], bias, groups=shape.channels)[0].T)
+    q, k, v = wide.split([shape.keys, shape.keys, shape.values], dim=1)
+    shared = shape.value_heads // shape.key_heads
+    q, k = (each.unflatten(1, (shape.key_heads, -1)) for each in (q, k))
+    if delta:
+        q, k = functional.normalize(q, dim=2) / shape.key_dim**0.5, functional.normalize(k, dim=2)
+    v = v.unflatten(1, (shape.value_heads, -1))
+    out = torch.zeros_like(v)
+    for head in range(shape.value_heads):
+        state = torch.zeros(shape.value_dim, shape.key_dim, dtype=x.dtype, device=x.device)
+        for token in range(len(x)):
+            key, value, (decay, part) = k[token, head // shared], v[token, head], steps[token, :, head]
+            known = decay * part * torch.outer(state @ key, key) if delta else 0
+            state = decay * state - known + part * torch.outer(value, key)
+            out[token, head] = state @ q[token, head // shared] + skip[head] * value
+    return out
+
+
+@pytest.mark.parametrize("op", [recurrence_reference, recurrence], ids=["reference", "kernel"])
+@pytest.mark.parametrize("delta", [True, False], ids=["delta", "mamba"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_chunks_of_sequences_give_the_results_of_each_whole_one(
+    op: type, delta: bool, shape: StateShape, device: torch.device
+) -> None:
+    lengths, heads = (11, 1, 14), shape.value_heads
+    filters = torch.randn(shape.channels, shape.length, device=device) / 2
+    log_decay, rate_bias, skip = torch.randn(3, heads, device=device)
+    bias = torch.randn(shape.channels, device=device)
+    added = (None, None) if delta else (bias, skip)
+    wholes = [torch.randn(count, shape.channels + 2 * heads, device=device) for count in lengths]
+    expected = []
+    for whole in wholes:
+        x, rates, gates = whole.double().split([shape.channels, heads, heads], dim=1)
+        step = functional.softplus(rates + rate_bias)
+        decays, zeros = torch.exp(-log_decay.double().exp() * step), torch.zeros(shape.channels).double().to(device)
+        steps = torch.stack([decays, gates.sigmoid() if delta else step], dim=1)
+        plus = (zeros, zeros) if delta else (bias.double(), skip.double())
+        expected.append(whole_sequence(x, filters.double(), plus[0], steps, delta, plus[1], shape))
+    tables = torch.randperm(20)[:12].view(3, 4)
+    rooms = (-(-count // BLOCK_SIZE) + 1 for count in shape.plane_elements)
+    keys, values = (torch.full((20, BLOCK_SIZE, shape.groups, room), float("nan"), device=device) for room in rooms)
+
+    def compute(x: torch.Tensor, rates: torch.Tensor, gates: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        replaced = gates if delta else None
+        given = filters, added[0], rates, replaced, log_decay, rate_bias, added[1], slots, keys, values, shape
+        result: torch.Tensor = op(x, *given)
+        return result
+
+    results: list[list[torch.Tensor]] = [[], [], []]
+    # Each step has a chunk of every sequence that is left, and two tokens of none.
+    for ends in ((5, 1, 1), (6, 1, 2), (7, 1, 4), (11, 1, 14)):
+        chunks = [(number, sum(map(len, results[number])), end) for number, end in enumerate(ends)]
+        chunks = [chunk for chunk in chunks if chunk[1] < chunk[2]]
+        rows = torch.cat([wholes[number][first:end] for number, first, end in chunks])
+        slots = torch.cat([slots_of(tables[number], first, end, 2) for number, first, end in chunks], dim=1)
+        rows = torch.cat([rows, torch.randn_like(wholes[0][:2])])
+        x, rates, gates = rows.split([shape.channels, heads, heads], dim=1)
+        slots = functional.pad(slots, (0, 2), value=-1).to(device)
+        out = compute(x, rates, gates, slots)
+        for number, first, end in chunks:
+            results[number].append(out[: end - first])
+            out = out[end - first :]
+    for result, correct in zip(results, expected, strict=True):
+        torch.testing.assert_close(torch.cat(result).double(), correct, rtol=1e-3, atol=1e-4)
+    # A complete block has the state at its end, from which a sequence with the same beginning can go on.
+    x, rates, gates = wholes[2][8:].split([shape.channels, heads, heads], dim=1)
+    table = torch.cat([tables[2, :2], torch.tensor([19, 18])])
+    slots = slots_of(table, 8, 14, 2).to(device)
+    out = compute(x, rates, gates, slots)
+    torch.testing.assert_close(out.double(), expected[2][8:], rtol=1e-3, atol=1e-4)
