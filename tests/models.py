@@ -80,9 +80,12 @@ _CLASSES = {
     "lfm3": ("Lfm3Config", "Lfm3ForCausalLM"),
     "bamba": ("BambaConfig", "BambaForCausalLM"),
     "nemotron_h": ("NemotronHConfig", "NemotronHForCausalLM"),
+    "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM"),
+    "falcon_h1": ("FalconH1Config", "FalconH1ForCausalLM"),
     "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM"),
     "qwen3_5_text": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM"),
     "qwen3_5_moe_text": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM"),
+    "minicpmv4_6": ("MiniCPMV4_6Config", "MiniCPMV4_6ForConditionalGeneration"),
     "qwen3_5": ("Qwen3_5Config", "Qwen3_5ForConditionalGeneration"),
     "qwen3_5_moe": ("Qwen3_5MoeConfig", "Qwen3_5MoeForConditionalGeneration"),
     "vaultgemma": ("VaultGemmaConfig", "VaultGemmaForCausalLM"),
@@ -215,6 +218,7 @@ _VISION["glm4v"] = _VISION["glm4v_moe"] = _VISION["glm_ocr"] = {
 _VISION["qwen2_omni"] = {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 64}
 _VISION["qwen3_omni"] = {**_VISION["qwen2_omni"], "deepstack_visual_indexes": [0]}
 _VISION["aria"] = _VISION["idefics3"]
+_VISION["minicpmv4_6"] = {**_TOWER, "image_size": 56}
 _VISION["qwen3_5"] = _VISION["qwen3_5_moe"] = {
     "depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 64,
 }  # fmt: skip
@@ -268,6 +272,7 @@ _TEXT_OF = {
     "aya_vision": "cohere2",
     "lfm2_vl": "lfm2",
     "qwen3_5": "qwen3_5_text",
+    "minicpmv4_6": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "lfm3_vl": "lfm3",
     "idefics3": "llama",
@@ -307,7 +312,7 @@ _TEXT_OF = {
 # The text parts of these are of a family that their config.json names.
 _NAMED = (
     "mistral3", "llava", "internvl", "aya_vision", "idefics3", "voxtral", "got_ocr2", "lighton_ocr", "fast_vlm",
-    "lfm2_vl", "lfm3_vl",
+    "lfm2_vl", "lfm3_vl", "minicpmv4_6",
     "perception_lm", "video_llama3", "janus", "deepseek_vl", "deepseek_vl_hybrid", "hyperclovax_vision", "qianfan_ocr",
     "fuyu",
 )  # fmt: skip
@@ -429,12 +434,21 @@ def make_model(
     if kind == "granitemoehybrid":
         fields |= {"layer_types": ["full_attention"] * 2, "shared_intermediate_size": 96}
         fields |= {"embedding_multiplier": 6.0, "residual_multiplier": 0.4, "attention_multiplier": 0.1}
-    if kind in ("bamba", "granitemoehybrid"):
+    if kind in ("bamba", "falcon_h1", "granitemoehybrid"):
         fields |= {"mamba_n_heads": 8, "mamba_d_state": 8, "mamba_expand": 1}
     if kind == "nemotron_h":
         fields |= {"mamba_num_heads": 8, "mamba_head_dim": 12, "n_groups": 4, "ssm_state_size": 8, "head_dim": 16}
         fields |= {"layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp", "mlp"]}
         del fields["num_hidden_layers"], fields["rope_parameters"]
+    if kind == "falcon_h1":
+        fields |= {"mamba_d_ssm": 96, "pad_token_id": None, "embedding_multiplier": 3.0, "lm_head_multiplier": 0.5}
+        fields |= {"key_multiplier": 0.4, "attention_in_multiplier": 1.5, "attention_out_multiplier": 0.7}
+        fields |= {"ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.6, "mlp_multipliers": [0.8, 0.5]}
+        fields["ssm_multipliers"] = [0.5, 1.5, 0.75, 1.25, 0.9]
+    if kind == "olmo_hybrid":
+        fields |= {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2}
+        # transformers divides the filters of the convolution into equal parts when it saves them.
+        fields |= {"linear_key_head_dim": 12, "linear_value_head_dim": 12, "pad_token_id": None}
     if kind == "bamba":
         fields |= {"num_hidden_layers": 4, "attn_layer_indices": [1, 3], "pad_token_id": None}
         fields["rope_parameters"]["partial_rotary_factor"] = 0.5

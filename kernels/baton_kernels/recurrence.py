@@ -52,7 +52,7 @@ def _recurrence_kernel(
     VALUE_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, LENGTH: tl.constexpr, RECENT: tl.constexpr,
     PAGE: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEY_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr, EPS: tl.constexpr, BIAS: tl.constexpr, DELTA: tl.constexpr, SKIP: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    MOST: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """KEY, VALUE: elements of a head. KEY_DIM, VALUE_DIM: float32 numbers of a group in a row of a plane."""
     let_next_start(OVERLAP)
@@ -111,7 +111,7 @@ def _recurrence_kernel(
         if DELTA:
             q = q * (tl.rsqrt(tl.sum(q * q, 0) + EPS) * KEY**-0.5)
             own = own * tl.rsqrt(tl.sum(own * own, 0) + EPS)
-            part = tl.sigmoid(tl.load(gates + token * gate_stride + head).to(tl.float32))
+            part = MOST * tl.sigmoid(tl.load(gates + token * gate_stride + head).to(tl.float32))
             state += own[:, None] * ((new - tl.sum(state * own[:, None], 0)) * part)[None, :]
         else:
             state += own[:, None] * (new * step)[None, :]
@@ -184,6 +184,7 @@ def recurrence(
     keys: torch.Tensor,
     values: torch.Tensor,
     shape: StateShape,
+    most: float = 1.0,
 ) -> torch.Tensor:
     """Compute recurrence_reference. filters are contiguous, and so is each row of the other inputs."""
     tokens, (page, groups) = len(inputs), keys.shape[1:3]
@@ -198,7 +199,7 @@ def recurrence(
         KEY_HEADS=shape.key_heads, VALUE_HEADS=shape.value_heads, KEY=shape.key_dim, VALUE=shape.value_dim,
         LENGTH=shape.length, RECENT=shape.recent, PAGE=page, KEY_DIM=planes[0].shape[3], VALUE_DIM=planes[1].shape[3],
         KEY_BLOCK=triton.next_power_of_2(shape.key_dim), VALUE_BLOCK=block, EPS=NORM_EPS, BIAS=bias is not None,
-        DELTA=gates is not None, SKIP=skip is not None, num_warps=4, **overlap,
+        DELTA=gates is not None, SKIP=skip is not None, MOST=most, num_warps=4, **overlap,
     )  # fmt: skip
     first = (shape.group_heads - shape.first_heads) * shape.key_dim * shape.value_dim
     _keep_inputs_kernel[(tokens, triton.cdiv(shape.channels, _CHANNELS))](

@@ -576,6 +576,29 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "lfm2-units-as-they-are": ("lfm2", {"block_auto_adjust_ff_dim": False, "layer_types": None, "full_attn_idxs": [1]}),
     "bamba": ("bamba", {}),
+    "olmo-hybrid": ("olmo_hybrid", {}),
+    "olmo-hybrid-unrotated": (
+        "olmo_hybrid",
+        {"rope_parameters": None, "linear_allow_neg_eigval": False, "num_key_value_heads": 4, "attention_bias": True},
+    ),
+    "falcon-h1": ("falcon_h1", {}),
+    "falcon-h1-biases-norms": (
+        "falcon_h1",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "mamba_proj_bias": True,
+            "projectors_bias": True,
+            "mamba_rms_norm": True,
+            "mamba_n_groups": 2,
+            "num_key_value_heads": 4,
+            "head_dim": 16,
+        },
+    ),
+    "falcon-h1-norms-after-gates": (
+        "falcon_h1",
+        {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_d_ssm": None},
+    ),
     "nemotron-h": ("nemotron_h", {}),
     "nemotron-h-biases-mlp-first": (
         "nemotron_h",
@@ -779,6 +802,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "aya-vision": ("aya_vision", {}),
     "lfm2-vl": ("lfm2_vl", {}),
     "qwen3-5-vl": ("qwen3_5", {}),
+    "minicpm-v-4-6": ("minicpmv4_6", {}),
     "qwen3-5-moe-vl": ("qwen3_5_moe", {}),
     "lfm3-vl": ("lfm3_vl", {}),
     "idefics3": ("idefics3", {}),

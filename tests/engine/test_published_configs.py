@@ -26,6 +26,7 @@ from baton_engine.models.decilm import Block, DeciLmConfig
 from baton_engine.models.deepseek_v2 import DeepseekConfig
 from baton_engine.models.diffllama import DiffLlamaConfig
 from baton_engine.models.doge import DogeConfig
+from baton_engine.models.falcon_h1 import FalconH1Config
 from baton_engine.models.gemma3n import Gemma3nConfig
 from baton_engine.models.gemma4_config import Gemma4Config
 from baton_engine.models.granite import GraniteConfig, Multipliers
@@ -50,6 +51,8 @@ from baton_engine.models.molmo2 import Molmo2Config
 from baton_engine.models.muse_glimmer import MuseGlimmerConfig
 from baton_engine.models.muse_spark import MuseSparkConfig
 from baton_engine.models.nanochat import NanoChatConfig
+from baton_engine.models.nemotron_h import NemotronHConfig
+from baton_engine.models.olmo_hybrid import OlmoHybridConfig
 from baton_engine.models.opt import OptConfig
 from baton_engine.models.plamo3 import Plamo3Config
 from baton_engine.models.qwen import QwenConfig
@@ -568,6 +571,52 @@ def test_granite_4() -> None:
     ):
         with pytest.raises(ConfigError, match=what):
             parse("GraniteMoeHybridForCausalLM", **{**fields, "layer_types": kinds, **wrong})
+
+
+def test_falcon_h1_nemotron_h_and_olmo_hybrid() -> None:
+    falcon = parse(
+        "FalconH1ForCausalLM", attention_in_multiplier=1.0, attention_out_multiplier=0.9375,
+        embedding_multiplier=5.656854249492381, key_multiplier=0.390625, lm_head_multiplier=0.0390625, head_dim=128,
+        mamba_conv_bias=True, mamba_d_conv=4, mamba_d_head=64, mamba_d_ssm=1536, mamba_d_state=128, mamba_expand=2,
+        mamba_n_groups=1, mamba_n_heads=24, mamba_norm_before_gate=False, mamba_proj_bias=False, mamba_rms_norm=False,
+        mlp_multipliers=[0.8838834764831844, 0.5859375], num_hidden_layers=36, num_key_value_heads=2,
+        projectors_bias=False, rope_theta=100000000000.0, ssm_in_multiplier=1.25, ssm_out_multiplier=0.23570226,
+        ssm_multipliers=[0.35355339, 0.25, 0.35355339, 0.5, 0.35355339], vocab_size=32784,
+    )  # fmt: skip
+    assert (falcon.num_layers, falcon.sliding_windows[:2], falcon.recent_tokens) == (72, (None, 2), 2)
+    assert falcon.attention[0].scale == pytest.approx(128**-0.5 * 0.390625)
+    assert isinstance(falcon, FalconH1Config)
+    assert (falcon.mamba.norm, falcon.mamba.factor, falcon.states.key_heads) == ("", 1.25, 2)
+    assert falcon.factors.gates == 0.8838834764831844
+    with pytest.raises(ConfigError, match=r"ssm_multipliers in config.json is \[1.0\]; it must be a list of 5 numbers"):
+        parse("FalconH1ForCausalLM", mamba_d_ssm=1536, mamba_n_heads=24, num_key_value_heads=2, ssm_multipliers=[1.0])
+    nano: dict[str, Any] = {
+        "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-", "mamba_head_dim": 80,
+        "mamba_hidden_act": "silu", "mamba_num_heads": 128, "mlp_hidden_act": "relu2", "n_groups": 8, "expand": 2,
+        "num_attention_heads": 40, "num_hidden_layers": 56, "num_key_value_heads": 8, "ssm_state_size": 128,
+        "use_bias": False, "conv_kernel": 4,
+    }  # fmt: skip
+    nemotron = parse("NemotronHForCausalLM", **nano)
+    assert isinstance(nemotron, NemotronHConfig)
+    assert (nemotron.num_layers, len(nemotron.state_layers), nemotron.activation) == (31, 27, "relu2")
+    assert nemotron.blocks[3] == (("linear_attention", 6),)
+    assert nemotron.blocks[8] == (("full_attention", 14), ("mlp", 15))
+    assert nemotron.rope_of(0) is None
+    with pytest.raises(ConfigError, match="experts without gates, which NemotronHForCausalLM has"):
+        parse("NemotronHForCausalLM", **{**nano, "hybrid_override_pattern": "MEM*E"})
+    with pytest.raises(ConfigError, match="it must name the block of each layer"):
+        parse("NemotronHForCausalLM", **{**nano, "hybrid_override_pattern": "MXM*"})
+    with pytest.raises(ConfigError, match="has no layer with Mamba or attention"):
+        parse("NemotronHForCausalLM", **{**nano, "hybrid_override_pattern": "--"})
+    olmo = parse("OlmoHybridForCausalLM", hidden_size=3840, num_attention_heads=30, num_hidden_layers=8)
+    assert isinstance(olmo, OlmoHybridConfig)
+    assert (olmo.states.key_dim, olmo.states.value_dim, olmo.states.key_heads, olmo.most) == (96, 192, 30, 2.0)
+    assert (olmo.state_layers, olmo.rotates) == ({0, 1, 2, 4, 5, 6}, False)
+    bamba = parse(
+        "BambaForCausalLM", attn_layer_indices=[3, 7], mamba_d_head=64, mamba_d_state=128, mamba_n_heads=128,
+        mamba_n_groups=1, num_attention_heads=32, num_hidden_layers=8, num_key_value_heads=8, hidden_size=4096,
+    )  # fmt: skip
+    assert (bamba.rope.partial, bamba.recent_tokens, bamba.sliding_windows[3]) == (0.5, 2, None)
 
 
 def test_qwen3_next() -> None:

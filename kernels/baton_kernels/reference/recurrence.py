@@ -95,6 +95,7 @@ def recurrence_reference(
     keys: torch.Tensor,
     values: torch.Tensor,
     shape: StateShape,
+    most: float = 1.0,
 ) -> torch.Tensor:
     """Return what the heads read from their states, [T, value_heads, value_dim], and write states and inputs to the
     cache.
@@ -102,11 +103,11 @@ def recurrence_reference(
     inputs: [T, channels], those of the convolution: queries, keys, values. filters: [channels, length], the last
     element for the token itself. bias: [channels], of the convolution. rates: [T, value_heads]: a token's step has the
     length softplus(rate + rate_bias), and a state decays by exp(-exp(log_decay) * step). gates: [T, value_heads], with
-    the delta rule: sigmoid(gate) is the part of the known value that is replaced; None = Mamba 2. log_decay, rate_bias:
-    [value_heads] float32. skip: [value_heads] float32, of the token's value in the result. slots: [2, T] int64, those
-    of the token and of the token before it; -1 = there is no such token, or for the token itself, nothing is written.
-    keys, values: [blocks, block_size, groups, head_dim] each, contiguous, written in place: their bytes are the float32
-    numbers of `StateShape.plane_elements`, one row after another.
+    the delta rule: most * sigmoid(gate) is the part of the known value that is replaced; None = Mamba 2. log_decay,
+    rate_bias: [value_heads] float32. skip: [value_heads] float32, of the token's value in the result. slots: [2, T]
+    int64, those of the token and of the token before it; -1 = there is no such token, or for the token itself, nothing
+    is written. keys, values: [blocks, block_size, groups, head_dim] each, contiguous, written in place: their bytes are
+    the float32 numbers of `StateShape.plane_elements`, one row after another.
     """
     planes, size = [plane.view(torch.float32) for plane in (keys, values)], keys.shape[1]
     weights = _by_group(filters.T, shape).float()
@@ -114,7 +115,7 @@ def recurrence_reference(
     added = 0.0 if bias is None else _by_group(bias[None], shape)[0].float()
     steps = functional.softplus(rates.float() + rate_bias)
     decay = torch.exp(-torch.exp(log_decay) * steps)
-    parts = steps if gates is None else gates.float().sigmoid()
+    parts = steps if gates is None else most * gates.float().sigmoid()
     out = inputs.new_empty(len(inputs), shape.value_heads, shape.value_dim)
     slot_of, before = slots.tolist()
     state, recent = torch.empty(0), torch.empty(0)

@@ -1,13 +1,15 @@
 """Layers with a recurrent state in place of attention."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
 
 import torch
 from torch.nn import functional
 
 from baton_engine.config import ConfigError
 from baton_engine.context import Context
-from baton_engine.inputs import InputRows
+from baton_engine.inputs import NUMBERS, InputRows
 from baton_engine.shard import Columns, Rows, even_part
 from baton_engine.source import Source
 from baton_kernels.reference.recurrence import StateShape
@@ -19,16 +21,23 @@ from .norm import RmsNorm
 class _Convolution:
     """The short convolution of queries, keys and values, as far as this rank computes it.
 
-    channels: that of the checkpoint for each channel of queries, keys and values; None = the same ones.
+    names: of its tensors in the checkpoint, which hold channels one after another. channels: that of the checkpoint
+    for each channel of queries, keys and values; None = the same ones.
     """
 
-    def __init__(self, source: Source, shape: StateShape, bias: bool, channels: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, source: Source, shape: StateShape, bias: bool = False, channels: Sequence[int] | None = None,
+        names: Sequence[str] = ("conv1d",),
+    ) -> None:  # fmt: skip
+        sizes = [shape.keys, shape.keys, shape.values]
         order = torch.arange(shape.channels) if channels is None else torch.tensor(channels)
-        parts = torch.split(order, [shape.keys, shape.keys, shape.values])
-        own = torch.cat([part[even_part(len(part), source.ranks, "channels")] for part in parts]).to(source.device)
-        stored = int(order.max()) + 1
-        self.weight = source.take("weight", (stored, 1, shape.length)).flatten(1)[own]
-        self.bias = source.take("bias", (stored,))[own] if bias else None
+        parts = [part[even_part(len(part), source.ranks, "channels")] for part in torch.split(order, sizes)]
+        own = torch.cat(parts).to(source.device)
+        stored = sizes if len(names) > 1 else [int(order.max()) + 1]
+        held = [(source.at(name), size) for name, size in zip(names, stored, strict=True)]
+        weights = [inside.take("weight", (size, 1, shape.length)) for inside, size in held]
+        self.weight = torch.cat(weights).flatten(1)[own]
+        self.bias = torch.cat([inside.take("bias", (size,)) for inside, size in held])[own] if bias else None
 
 
 class GatedDelta:
@@ -36,21 +45,23 @@ class GatedDelta:
     heads.
 
     projection: to this rank's queries, keys, values, gates of the result, gates of the states and rates of their decay,
-    side by side. whole: the heads of all ranks. eps: of the norm.
+    side by side. whole: the heads of all ranks. eps: of the norm. names: those of the convolution, the norm and the
+    last projection. most: as in recurrence_reference.
     """
 
     def __init__(
-        self, source: Source, layer: int, projection: Linear, whole: StateShape, hidden: int, eps: float
-    ) -> None:
+        self, source: Source, layer: int, projection: Linear, whole: StateShape, hidden: int, eps: float,
+        names: tuple[Sequence[str], str, str] = (("conv1d",), "norm", "out_proj"), most: float = 1.0,
+    ) -> None:  # fmt: skip
         self._layer, self._op, self._projection = layer, source.ops.recurrence, projection
         self.inputs = projection.inputs
         self._shape = whole.part(source.ranks.count)
-        self._convolution = _Convolution(source.at("conv1d"), whole, False)
+        self._convolution, self._most = _Convolution(source, whole, names=names[0]), most
         heads = even_part(whole.value_heads, source.ranks, "value heads")
         self._log_decay = source.take("A_log", (whole.value_heads,), (heads,), torch.float32)
         self._rate_bias = source.take("dt_bias", (whole.value_heads,), (heads,), torch.float32)
-        self._norm = RmsNorm(source.at("norm"), whole.value_dim, eps)
-        self._output = Linear(source, ["out_proj"], [hidden], whole.values, shard=Rows(source.ranks))
+        self._norm = RmsNorm(source.at(names[1]), whole.value_dim, eps)
+        self._output = Linear(source, [names[2]], [hidden], whole.values, shard=Rows(source.ranks))
 
     def __call__(self, x: InputRows, ctx: Context) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]."""
@@ -60,28 +71,43 @@ class GatedDelta:
         _, keys, values = ctx.cache(self._layer)
         results = self._op(
             inputs, convolution.weight, None, rates, gates, self._log_decay, self._rate_bias, None,
-            ctx.recent_slots(self._layer), keys, values, shape,
+            ctx.recent_slots(self._layer), keys, values, shape, self._most,
         )  # fmt: skip
         normed = self._norm(results.view(-1, shape.value_dim)).view(len(inputs), -1)
         return self._output((normed * functional.silu(result_gates.float())).to(normed.dtype))
 
 
+@dataclass(frozen=True)
+class Mamba:
+    """How a model has Mamba 2.
+
+    groups: how many heads of keys the checkpoint has. bias, conv_bias, output_bias: of the projection, the convolution
+    and the last projection. norm: of the gated result ("gated"), of the result before its gate ("result") or none ("").
+    factor, factors: of the projection's inputs, and of its gates, values, keys, queries and rates (Falcon-H1).
+    """
+
+    groups: int
+    bias: bool
+    conv_bias: bool
+    output_bias: bool
+    norm: Literal["gated", "result", ""] = "gated"
+    factor: float = 1.0
+    factors: tuple[float, ...] = (1.0,) * 5
+
+
 class Mamba2:
     """A layer of Mamba 2 (Dao and Gu, 2024). Ranks divide the heads.
 
-    whole: the heads of all ranks, of which each key-value head of the cache has the same number. groups: how many heads
-    of keys the checkpoint has. A rank keeps copies of them, so that each of its key-value heads has one.
+    whole: the heads of all ranks, of which each key-value head of the cache has the same number. A rank keeps copies of
+    the heads of keys, so that each of its key-value heads has one.
     """
 
-    def __init__(
-        self, source: Source, layer: int, whole: StateShape, groups: int, hidden: int, eps: float, bias: bool,
-        conv_bias: bool,
-    ) -> None:  # fmt: skip
-        ranks, inner, heads = source.ranks, whole.values, whole.value_heads
+    def __init__(self, source: Source, layer: int, whole: StateShape, how: Mamba, hidden: int, eps: float) -> None:
+        ranks, inner, heads, groups = source.ranks, whole.values, whole.value_heads, how.groups
         if groups % ranks.count and ranks.count % groups:
             raise ConfigError(f"--tensor-parallel {ranks.count} does not divide the {groups} groups of Mamba's norms")
-        self._layer, self._op, self._ranks = layer, source.ops.recurrence, ranks
-        self._shape, self._groups = whole.part(ranks.count), groups
+        self._layer, self._op, self._ranks, self._how = layer, source.ops.recurrence, ranks, how
+        self._shape = shape = whole.part(ranks.count)
         # The checkpoint has gates, values, keys, queries and rates.
         copies = torch.arange(groups * whole.key_dim).view(groups, -1).repeat_interleave(whole.key_heads // groups, 0)
         keys, stored = copies.flatten(), groups * whole.key_dim
@@ -89,34 +115,52 @@ class Mamba2:
         order = [*(inner + channel for channel in channels), *range(inner)]
         order += range(2 * inner + 2 * stored, 2 * inner + 2 * stored + heads)
         self._projection = Linear(
-            source, ["in_proj"], [2 * inner + 2 * stored + heads], hidden, bias=bias, order=order,
+            source, ["in_proj"], [2 * inner + 2 * stored + heads], hidden, bias=how.bias, order=order,
             parts=[whole.keys, whole.keys, inner, inner, heads], shard=Columns(ranks, "channels"),
         )  # fmt: skip
-        self.inputs = self._projection.inputs
-        self._convolution = _Convolution(source.at("conv1d"), whole, conv_bias, channels)
+        self.inputs = self._projection.inputs if how.factor == 1.0 else NUMBERS
+        gates, values, key, query, rates = how.factors
+        factors = [query] * shape.keys + [key] * shape.keys + [values] * shape.values + [gates] * shape.values
+        factors += [rates] * shape.value_heads
+        self._factors = None
+        if set(factors) != {1.0}:
+            self._factors = torch.tensor(factors, dtype=source.dtype, device=source.device)
+        self._convolution = _Convolution(source, whole, how.conv_bias, channels)
         own = even_part(heads, ranks, "heads of Mamba")
         self._log_decay, self._rate_bias, self._skip = (
             source.take(name, (heads,), (own,), torch.float32) for name in ("A_log", "dt_bias", "D")
         )
-        self._norm = RmsNorm(source.at("norm"), inner, eps, part=even_part(inner, ranks, "channels"))
-        self._output = Linear(source, ["out_proj"], [hidden], inner, bias=bias, shard=Rows(ranks))
+        self._norm = None
+        if how.norm:
+            self._norm = RmsNorm(source.at("norm"), inner, eps, part=even_part(inner, ranks, "channels"))
+        self._output = Linear(source, ["out_proj"], [hidden], inner, bias=how.output_bias, shard=Rows(ranks))
 
     def __call__(self, x: InputRows, ctx: Context) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]."""
         shape, convolution = self._shape, self._convolution
-        sizes = [shape.channels, shape.values, shape.value_heads]
-        inputs, gates, rates = torch.split(self._projection(x), sizes, dim=1)
+        if self._how.factor != 1.0:
+            x = cast(torch.Tensor, x) * self._how.factor
+        projected = self._projection(x)
+        if self._factors is not None:
+            projected *= self._factors
+        inputs, gates, rates = torch.split(projected, [shape.channels, shape.values, shape.value_heads], dim=1)
         _, keys, values = ctx.cache(self._layer)
         results = self._op(
             inputs, convolution.weight, convolution.bias, rates, None, self._log_decay, self._rate_bias, self._skip,
             ctx.recent_slots(self._layer), keys, values, shape,
         )  # fmt: skip
-        gated = results.flatten(1).float() * functional.silu(gates.float())
-        return self._output(self._normed(gated).to(inputs.dtype))
+        result, gate = results.flatten(1).float(), functional.silu(gates.float())
+        if self._how.norm == "result":
+            result = self._normed(result) * gate
+        else:
+            result = result * gate
+            result = self._normed(result) if self._how.norm else result
+        return self._output(result.to(inputs.dtype))
 
     def _normed(self, x: torch.Tensor) -> torch.Tensor:
         """Return the norm of each group of channels. x: [T, channels of this rank] float32."""
-        ranks, groups = self._ranks, self._groups
+        assert self._norm is not None
+        ranks, groups = self._ranks, self._how.groups
         grouped = torch.unflatten(x, 1, (max(groups // ranks.count, 1), -1))
         mean = grouped.square().mean(dim=2)
         if groups < ranks.count:

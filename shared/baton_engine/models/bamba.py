@@ -7,18 +7,19 @@ import torch
 
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
+from baton_engine.layers.recurrence import Mamba
 from baton_engine.layers.rope import read_rope
 from baton_engine.source import Source
 from baton_kernels.reference.recurrence import StateShape
 
 from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
-from .recurrent_states import MambaFields, WithStates, mamba, read_mamba, state_windows
+from .recurrent_states import WithStates, mamba, read_mamba, state_windows
 
 
 class BambaConfig(WithStates, LlamaConfig, frozen=True, kw_only=True):
     state_layers: frozenset[int]
     states: StateShape | None
-    mamba: MambaFields
+    mamba: Mamba
 
 
 class BambaLayer(LlamaLayer):

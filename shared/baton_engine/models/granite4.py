@@ -8,6 +8,7 @@ import torch
 
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
+from baton_engine.layers.recurrence import Mamba
 from baton_engine.layers.rope import Rope
 from baton_engine.shard import Rows
 from baton_engine.source import Source
@@ -16,7 +17,7 @@ from baton_kernels.reference.recurrence import StateShape
 from .granite import Granite, GraniteConfig, read_granite_config
 from .granitemoe import GraniteMoeConfig, GraniteMoeLayer, read_granite_moe_config, shared_mlp
 from .llama import LlamaConfig
-from .recurrent_states import MambaFields, WithStates, mamba, read_mamba, state_windows
+from .recurrent_states import WithStates, mamba, read_mamba, state_windows
 
 # The names in config.json of layers with attention and of those with a recurrent state, of which there are two each.
 _ATTENTION = ("attention", "full_attention")
@@ -40,14 +41,14 @@ class Granite4Config(WithStates, MaybeRotates, GraniteConfig, frozen=True, kw_on
     rotates: bool
     state_layers: frozenset[int]
     states: StateShape | None
-    mamba: MambaFields | None
+    mamba: Mamba | None
 
 
 class Granite4MoeConfig(WithStates, MaybeRotates, GraniteMoeConfig, frozen=True, kw_only=True):
     rotates: bool
     state_layers: frozenset[int]
     states: StateShape | None
-    mamba: MambaFields | None
+    mamba: Mamba | None
 
 
 class Granite4Layer(GraniteMoeLayer):

@@ -217,9 +217,12 @@ class LlamaLayer:
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
         """Return the MLP: [T, hidden] in the form of its `inputs` to [T, hidden]."""
         source = self.block(source, 1)
-        inner, shard = config.intermediate_size, Rows(source.ranks)
-        down = Linear(source, [self.down], [config.hidden_size], inner, bias=config.mlp_bias, shard=shard)
+        down = self.down_projection(config, source)
         return GatedMlp(self.gate_up(config, source), down, config.activation)
+
+    def down_projection(self, config: LlamaConfig, source: Source) -> Linear:
+        inner, shard = config.intermediate_size, Rows(source.ranks)
+        return Linear(source, [self.down], [config.hidden_size], inner, bias=config.mlp_bias, shard=shard)
 
     def qkv(self, config: LlamaConfig, source: Source) -> Callable[[Any], torch.Tensor]:
         """Return the projection of [T, hidden] to queries, keys and values side by side."""

@@ -14,13 +14,14 @@ from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.layers.norm import InputNorm, WideRmsNorm
+from baton_engine.layers.recurrence import Mamba
 from baton_engine.source import Source
 from baton_kernels.reference.recurrence import StateShape
 
 from .granite4 import MaybeRotates
 from .layer_norm_llama import plain_mlp
 from .llama import Defaults, Layer, Llama, LlamaConfig, LlamaLayer, RotaryTables, read_llama_config
-from .recurrent_states import MambaFields, WithStates, mamba, read_mamba, state_windows
+from .recurrent_states import WithStates, mamba, read_mamba, state_windows
 
 # The kinds of blocks, with their letters in hybrid_override_pattern and their earlier names.
 _KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe", "mamba": "linear_attention",
@@ -47,7 +48,7 @@ class NemotronHConfig(WithStates, MaybeRotates, LlamaConfig, frozen=True, kw_onl
     rotates: bool
     state_layers: frozenset[int]
     states: StateShape | None
-    mamba: MambaFields | None
+    mamba: Mamba | None
     blocks: tuple[tuple[Block, ...], ...]
 
     @property

@@ -8,7 +8,7 @@ import msgspec
 from baton_common.kv_layout import STATE_PLACES, KvLayout
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
-from baton_engine.layers.recurrence import Mamba2
+from baton_engine.layers.recurrence import Mamba, Mamba2
 from baton_engine.shard import Place
 from baton_engine.source import Source
 from baton_kernels.reference.recurrence import StateShape
@@ -80,24 +80,12 @@ def read_delta(file: ConfigFile, kv_heads: int, layers: int) -> tuple[frozenset[
     return frozenset(layer for layer, kind in enumerate(kinds) if kind == "linear_attention"), shape
 
 
-class MambaFields(msgspec.Struct, frozen=True):
-    """groups: heads of keys in the checkpoint. bias: of projections. conv_bias: of the convolution."""
-
-    groups: int
-    bias: bool
-    conv_bias: bool
-
-
 def mamba(config: Any, source: Source, layer: int) -> Mamba2:
-    """Return a layer of Mamba 2. config: with states and MambaFields."""
-    fields = config.mamba
-    return Mamba2(
-        source, layer, config.states, fields.groups, config.hidden_size, config.rms_norm_eps, fields.bias,
-        fields.conv_bias,
-    )  # fmt: skip
+    """Return a layer of Mamba 2. config: with states and with `mamba`, a Mamba."""
+    return Mamba2(source, layer, config.states, config.mamba, config.hidden_size, config.rms_norm_eps)
 
 
-def read_mamba(file: ConfigFile, kv_heads: int, inner: int | None = None) -> tuple[StateShape, MambaFields]:
+def read_mamba(file: ConfigFile, kv_heads: int, inner: int | None = None) -> tuple[StateShape, Mamba]:
     """Return the heads of Mamba 2, with a head of keys for each key-value head, and what else config.json says of it.
 
     inner: elements of all values; None = mamba_expand times hidden_size. Raises ConfigError for heads that Baton does
@@ -119,7 +107,8 @@ def read_mamba(file: ConfigFile, kv_heads: int, inner: int | None = None) -> tup
     length = file.count("mamba_d_conv", 4)
     _check_length(length, "mamba_d_conv")
     shape = StateShape(kv_heads, key_heads, heads, file.count("mamba_d_state", 256), dim, length)
-    return shape, MambaFields(groups, file.flag("mamba_proj_bias"), file.flag("mamba_conv_bias", True))
+    bias = file.flag("mamba_proj_bias")
+    return shape, Mamba(groups, bias, file.flag("mamba_conv_bias", True), bias)
 
 
 def _check_length(length: int, name: str) -> None:

@@ -17,6 +17,8 @@ MODELS = {
     "Lfm2ForCausalLM": ("lfm2", "Lfm2"),
     "Lfm2MoeForCausalLM": ("lfm2", "Lfm2Moe"),
     "BambaForCausalLM": ("bamba", "Bamba"),
+    "OlmoHybridForCausalLM": ("olmo_hybrid", "OlmoHybrid"),
+    "FalconH1ForCausalLM": ("falcon_h1", "FalconH1"),
     "NemotronHForCausalLM": ("nemotron_h", "NemotronH"),
     "Qwen3NextForCausalLM": ("qwen3_next", "Qwen3Next"),
     "Qwen3_5ForCausalLM": ("qwen3_next", "Qwen35"),

@@ -70,6 +70,8 @@ TEXT_PARTS: dict[str, str] = {
 ANY_TEXT_PART: dict[str, str] = {
     "Lfm2VlForConditionalGeneration": "lfm2",
     "Lfm3VlForConditionalGeneration": "lfm3",
+    "MiniCPMV4_6ForConditionalGeneration": "qwen3_5_text",
+    "MiniCPMV4_7ForConditionalGeneration": "qwen3_5_text",
     "Mistral3ForConditionalGeneration": "mistral",
     "LlavaForConditionalGeneration": "llama",
     "LlavaNextForConditionalGeneration": "llama",
@@ -140,6 +142,8 @@ _FAMILIES = {
     "gemma2": "Gemma2ForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm3": "Lfm3ForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "granite": "GraniteForCausalLM",
     "granite4_vision_text": "GraniteForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
