@@ -241,7 +241,7 @@ def test_end_tokens(given: Any, expected: tuple[int, ...]) -> None:
     [
         ({"architectures": ["T5ForCausalLM"]}, ["unknown architecture T5ForCausalLM", "LlamaForCausalLM"]),
         ({"architectures": None}, ["unknown architecture"]),
-        ({"architectures": ["Qwen3NextForCausalLM"]}, ["nearest relative by name is Qwen3ForCausalLM"]),
+        ({"architectures": ["MixtralNextForCausalLM"]}, ["nearest relative by name is MixtralForCausalLM"]),
         ({"architectures": ["GPTNeoXForTokenClassification"]}, ["nearest relative by name is GPTNeoXForCausalLM"]),
         ({"architectures": ["OlmoeForCausalLM"], "clip_qkv": "8"}, ["clip_qkv", "'8'", "a number"]),
         ({"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9}, ["num_experts_per_tok", "at most 8"]),
