@@ -646,6 +646,8 @@ def test_qwen3_next() -> None:
         parse("Qwen3NextForCausalLM", **{**fields, "linear_num_key_heads": 5})
     with pytest.raises(ConfigError, match="layer_types"):
         parse("Qwen3NextForCausalLM", **fields, layer_types=["sliding_attention"] * 48)
+    with pytest.raises(ConfigError, match="attn_output_gate"):
+        parse("Qwen3NextForCausalLM", **fields, attn_output_gate=False)
     dense = parse("Qwen3_5ForCausalLM", **{**fields, "num_key_value_heads": 4, "num_hidden_layers": 32})
     assert dense.num_experts == 0
     assert dense.fingerprint_facts()["state_layers"] == [layer for layer in range(32) if layer % 4 < 3]

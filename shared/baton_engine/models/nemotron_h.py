@@ -70,16 +70,12 @@ class NemotronHLayer(LlamaLayer):
             norm = WideRmsNorm(inside.at("norm"), config.hidden_size, config.rms_norm_eps).before(part)
             self.parts.append((norm, part, kind != "mlp"))
 
-    def make_block(
-        self, config: NemotronHConfig, source: Source, layer: int, kind: str
-    ) -> Callable[..., torch.Tensor]:  # fmt: skip
+    def make_block(self, config: NemotronHConfig, source: Source, layer: int, kind: str) -> Callable[..., torch.Tensor]:
         if kind == "mlp":
             return plain_mlp(config, source, ("up_proj", "down_proj"))
-        return (
-            mamba(config, source, layer)
-            if kind == "linear_attention"
-            else self.make_attention(config, source, layer, None)
-        )
+        if kind == "linear_attention":
+            return mamba(config, source, layer)
+        return self.make_attention(config, source, layer, None)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context

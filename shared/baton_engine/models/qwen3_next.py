@@ -157,6 +157,7 @@ Kind = TypeVar("Kind", Qwen35Config, Qwen3NextConfig)
 def _read_config(kind: type[Kind], file: ConfigFile, kv_heads: int, **facts: Any) -> Kind:
     """kv_heads: the family's default."""
     layers, context = file.count("num_hidden_layers"), file.count("max_position_embeddings", 32_768)
+    file.require_absent("attn_output_gate", True)
     state_layers, shape = read_delta(file, file.count("num_key_value_heads", kv_heads), layers)
     bias = file.flag("attention_bias")
     return read_llama_config(
