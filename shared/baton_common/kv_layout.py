@@ -192,10 +192,8 @@ class KvLayout(msgspec.Struct, array_like=True, frozen=True):
             count = extent.tokens.stop - first
             if is_state:
                 # Only the last token's state is read, so extents of earlier tokens have none.
-                first, count = (
-                    (position - 1) * self.state_rows,
-                    self.state_rows if extent.tokens.stop == position else 0,
-                )
+                first = (position - 1) * self.state_rows
+                count = self.state_rows if extent.tokens.stop == position else 0
             if count > 0:
                 part = msgspec.structs.replace(
                     extent, first_token=first, num_tokens=count, first_layer=members[0], num_layers=len(members)

@@ -1,19 +1,12 @@
 """Bamba (IBM, Princeton, CMU and UIUC, 2024): Llama with Mamba 2 in place of attention in most layers."""
 
-from collections.abc import Callable
-from typing import Any
-
-import torch
-
 from baton_engine.config_file import ConfigFile
-from baton_engine.context import Context
 from baton_engine.layers.recurrence import Mamba
 from baton_engine.layers.rope import read_rope
-from baton_engine.source import Source
 from baton_kernels.reference.recurrence import StateShape
 
 from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
-from .recurrent_states import WithStates, mamba, read_mamba, state_windows
+from .recurrent_states import StateOrAttention, WithStates, read_mamba, state_windows
 
 
 class BambaConfig(WithStates, LlamaConfig, frozen=True, kw_only=True):
@@ -22,17 +15,9 @@ class BambaConfig(WithStates, LlamaConfig, frozen=True, kw_only=True):
     mamba: Mamba
 
 
-class BambaLayer(LlamaLayer):
-    blocks = (None, "feed_forward")
+class BambaLayer(StateOrAttention, LlamaLayer):
+    blocks = ("self_attn", "feed_forward")
     norms = ("input_layernorm", "pre_ff_layernorm")
-
-    def make_attention(
-        self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
-    ) -> Callable[[Any, Context], torch.Tensor]:
-        assert isinstance(config, BambaConfig)
-        if layer in config.state_layers:
-            return mamba(config, source.at("mamba"), layer)
-        return super().make_attention(config, source.at("self_attn"), layer, rotary)
 
 
 class Bamba(Llama):

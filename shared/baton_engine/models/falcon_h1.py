@@ -3,6 +3,7 @@
 The cache has two layers for each one of the checkpoint: the keys and values, and then the state.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -126,8 +127,8 @@ class FalconH1(Llama):
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
         layers, kv_heads = 2 * file.count("num_hidden_layers"), file.count("num_key_value_heads", 8)
-        inner = file.count("mamba_d_ssm") if file.fields.get("mamba_d_ssm", 1024) is not None else None
-        shape, how = read_mamba(file.with_defaults({"mamba_d_ssm": 1024}), kv_heads, inner)
+        inner = file.count("mamba_d_ssm", 1024) if file.fields.get("mamba_d_ssm", 1024) is not None else None
+        shape, how = read_mamba(file, kv_heads, inner)
         before = file.flag("mamba_norm_before_gate", True)
         gates, mlp = _numbers(file, "mlp_multipliers", 2)
         state_layers, bias = frozenset(range(1, layers, 2)), file.flag("attention_bias")
@@ -143,14 +144,12 @@ class FalconH1(Llama):
             mlp_bias=file.flag("mlp_bias"),
             state_layers=state_layers,
             states=shape,
-            mamba=Mamba(
-                how.groups,
-                how.bias,
-                how.conv_bias,
-                file.flag("projectors_bias"),
-                ("result" if before else "gated") if file.flag("mamba_rms_norm") else "",
-                file.number("ssm_in_multiplier", 1.0),
-                _numbers(file, "ssm_multipliers", 5),
+            mamba=replace(
+                how,
+                output_bias=file.flag("projectors_bias"),
+                norm=("result" if before else "gated") if file.flag("mamba_rms_norm") else "",
+                factor=file.number("ssm_in_multiplier", 1.0),
+                factors=_numbers(file, "ssm_multipliers", 5),
             ),
             factors=Factors(
                 file.number("embedding_multiplier", 1.0),

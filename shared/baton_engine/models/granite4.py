@@ -7,9 +7,7 @@ from typing import Any
 import torch
 
 from baton_engine.config_file import ConfigFile
-from baton_engine.context import Context
 from baton_engine.layers.recurrence import Mamba
-from baton_engine.layers.rope import Rope
 from baton_engine.shard import Rows
 from baton_engine.source import Source
 from baton_kernels.reference.recurrence import StateShape
@@ -17,24 +15,12 @@ from baton_kernels.reference.recurrence import StateShape
 from .granite import Granite, GraniteConfig, read_granite_config
 from .granitemoe import GraniteMoeConfig, GraniteMoeLayer, read_granite_moe_config, shared_mlp
 from .llama import LlamaConfig
-from .recurrent_states import WithStates, mamba, read_mamba, state_windows
+from .recurrent_states import StateOrAttention, WithStates, read_mamba, state_windows
+from .rotary_config import MaybeRotates
 
 # The names in config.json of layers with attention and of those with a recurrent state, of which there are two each.
 _ATTENTION = ("attention", "full_attention")
 _RECURRENT = ("mamba", "linear_attention")
-
-
-class MaybeRotates:
-    """A part of the config of a model whose layers rotate queries and keys all or not at all."""
-
-    rope: Rope
-    rotates: bool
-
-    def rope_of(self, layer: int) -> Rope | None:
-        return self.rope if self.rotates else None
-
-    def fingerprint_facts(self) -> dict[str, Any]:
-        return {**super().fingerprint_facts(), "rotates": self.rotates}  # type: ignore[misc]
 
 
 class Granite4Config(WithStates, MaybeRotates, GraniteConfig, frozen=True, kw_only=True):
@@ -51,17 +37,7 @@ class Granite4MoeConfig(WithStates, MaybeRotates, GraniteMoeConfig, frozen=True,
     mamba: Mamba | None
 
 
-class Granite4Layer(GraniteMoeLayer):
-    blocks = (None, "mlp")
-
-    def make_attention(
-        self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
-    ) -> Callable[[Any, Context], torch.Tensor]:
-        assert isinstance(config, Granite4Config | Granite4MoeConfig)
-        if layer in config.state_layers:
-            return mamba(config, source.at("mamba"), layer)
-        return super().make_attention(config, source.at("self_attn"), layer, rotary)
-
+class Granite4Layer(StateOrAttention, GraniteMoeLayer):
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
         if isinstance(config, GraniteMoeConfig):
             return super().make_mlp(config, source, layer)

@@ -18,10 +18,10 @@ from baton_engine.layers.recurrence import Mamba
 from baton_engine.source import Source
 from baton_kernels.reference.recurrence import StateShape
 
-from .granite4 import MaybeRotates
 from .layer_norm_llama import plain_mlp
 from .llama import Defaults, Layer, Llama, LlamaConfig, LlamaLayer, RotaryTables, read_llama_config
 from .recurrent_states import WithStates, mamba, read_mamba, state_windows
+from .rotary_config import MaybeRotates
 
 # The kinds of blocks, with their letters in hybrid_override_pattern and their earlier names.
 _KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe", "mamba": "linear_attention",

@@ -15,10 +15,10 @@ from baton_engine.shard import Columns
 from baton_engine.source import Source
 from baton_kernels.reference.recurrence import StateShape
 
-from .granite4 import MaybeRotates
 from .llama import Defaults, Layer, Llama, LlamaConfig, LlamaLayer, RotaryTables, read_llama_config
 from .olmo2 import Olmo2Layer
 from .recurrent_states import WithStates, read_delta, state_windows
+from .rotary_config import MaybeRotates
 
 _NAMES = (("q_conv1d", "k_conv1d", "v_conv1d"), "o_norm", "o_proj")
 _NORM_EPS = 1e-5  # of heads, whatever config.json says of other norms

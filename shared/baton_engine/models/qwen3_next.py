@@ -4,13 +4,11 @@ others attention with gates.
 The layers for multi-token prediction are not read.
 """
 
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
 from baton_engine.config_file import ConfigFile
-from baton_engine.context import Context
 from baton_engine.experts_method import ExpertsMethod, JoinedForm
 from baton_engine.layers.experts import load_joined_experts
 from baton_engine.layers.linear import Linear
@@ -24,7 +22,7 @@ from baton_kernels.reference.routing import Routing
 from .gated_layer import GatedLayer
 from .llama import Defaults, Llama, LlamaConfig, read_llama_config
 from .qwen2_moe import SparseQwenLayer
-from .recurrent_states import WithStates, read_delta, state_windows
+from .recurrent_states import StateOrAttention, WithStates, read_delta, state_windows
 from .sparse_config import SparseConfig, read_dense_layers, read_experts_per_token
 
 # The part of a head that is rotated unless config.json says otherwise.
@@ -46,21 +44,12 @@ class Qwen3NextConfig(WithStates, SparseConfig, frozen=True, kw_only=True):
     states: StateShape | None
 
 
-class Qwen35Layer(GatedLayer):
-    def make_attention(
-        self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
-    ) -> Callable[[Any, Context], torch.Tensor]:
-        assert isinstance(config, WithStates)
-        if layer not in config.state_layers:
-            return super().make_attention(config, source.at("self_attn"), layer, rotary)
-        source, shape = source.at("linear_attn"), config.states
-        assert shape is not None
-        projection = self.states_projection(shape, source, config.hidden_size)
-        return GatedDelta(source, layer, projection, shape, config.hidden_size, config.rms_norm_eps)
+class Qwen35Layer(StateOrAttention, GatedLayer):
+    state = "linear_attn"
 
-    def block(self, source: Source, index: int) -> Source:
-        # The name of the first block depends on the layer.
-        return super().block(source, index) if index else source
+    def make_state(self, config: Any, source: Source, layer: int) -> GatedDelta:
+        projection = self.states_projection(config.states, source, config.hidden_size)
+        return GatedDelta(source, layer, projection, config.states, config.hidden_size, config.rms_norm_eps)
 
     def states_projection(self, shape: StateShape, source: Source, hidden: int) -> Linear:
         """Return the projection that GatedDelta takes."""

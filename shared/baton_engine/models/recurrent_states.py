@@ -1,17 +1,22 @@
 """The config of models of which some layers have a recurrent state in place of attention."""
 
 import math
+from collections.abc import Callable
 from typing import Any, Self, cast
 
 import msgspec
+import torch
 
 from baton_common.kv_layout import STATE_PLACES, KvLayout
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
+from baton_engine.context import Context
 from baton_engine.layers.recurrence import Mamba, Mamba2
 from baton_engine.shard import Place
 from baton_engine.source import Source
 from baton_kernels.reference.recurrence import StateShape
+
+from .llama import LlamaConfig, LlamaLayer
 
 # Of a layer with a state: it reads the state after the token before, which is in that token's block.
 _WINDOW = 2
@@ -83,6 +88,28 @@ def read_delta(file: ConfigFile, kv_heads: int, layers: int) -> tuple[frozenset[
 def mamba(config: Any, source: Source, layer: int) -> Mamba2:
     """Return a layer of Mamba 2. config: with states and with `mamba`, a Mamba."""
     return Mamba2(source, layer, config.states, config.mamba, config.hidden_size, config.rms_norm_eps)
+
+
+class StateOrAttention(LlamaLayer):
+    """A layer with a state instead of attention where the config says so. state: the name of that block."""
+
+    state = "mamba"
+
+    def block(self, source: Source, index: int) -> Source:
+        # The name of the first block depends on the layer.
+        return super().block(source, index) if index else source
+
+    def make_attention(
+        self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> Callable[[Any, Context], torch.Tensor]:
+        assert isinstance(config, WithStates)
+        if layer in config.state_layers:
+            return self.make_state(config, source.at(self.state), layer)
+        return super().make_attention(config, super().block(source, 0), layer, rotary)
+
+    def make_state(self, config: Any, source: Source, layer: int) -> Callable[[Any, Context], torch.Tensor]:
+        """Return what a layer has in place of attention. config: with states."""
+        return mamba(config, source, layer)
 
 
 def read_mamba(file: ConfigFile, kv_heads: int, inner: int | None = None) -> tuple[StateShape, Mamba]:

@@ -1,4 +1,4 @@
-"""The config of models that rotate queries and keys in the same way in all layers."""
+"""The config of models that rotate queries and keys in the same way in all layers, or not at all."""
 
 from typing import Any, Self
 
@@ -23,3 +23,16 @@ class RotaryConfig(ModelConfig, frozen=True, kw_only=True):
 
     def limited(self, max_positions: int) -> Self:
         return msgspec.structs.replace(self, rope=self.rope.limited(max_positions))
+
+
+class MaybeRotates:
+    """A part of the config of a model whose layers rotate queries and keys all or not at all."""
+
+    rope: Rope
+    rotates: bool
+
+    def rope_of(self, layer: int) -> Rope | None:
+        return self.rope if self.rotates else None
+
+    def fingerprint_facts(self) -> dict[str, Any]:
+        return {**super().fingerprint_facts(), "rotates": self.rotates}  # type: ignore[misc]
