@@ -7,7 +7,6 @@ that follows it up to the next attention.
 """
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any, Literal, Self
 
 import msgspec
@@ -15,14 +14,14 @@ import torch
 
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
-from baton_engine.context import Context
 from baton_engine.layers.linear import Linear
-from baton_engine.layers.norm import InputNorm, RmsNorm
+from baton_engine.layers.norm import RmsNorm
 from baton_engine.shard import Place, head_part
 from baton_engine.source import Source
 
+from .block_layer import BlockLayer, by_cache
 from .heads_by_layer import WithHeadsByLayer
-from .llama import SILU, Defaults, Layer, Llama, LlamaConfig, LlamaLayer, RotaryTables, read_llama_config
+from .llama import SILU, Defaults, Layer, Llama, LlamaConfig, RotaryTables, read_llama_config
 
 # The fields of an attention and of an MLP, with the values that change nothing.
 _ATTENTION: dict[str, tuple[Any, ...]] = {
@@ -101,12 +100,12 @@ class DeciLmConfig(WithHeadsByLayer, LlamaConfig, frozen=True, kw_only=True):
         return {**super().fingerprint_facts(), "kv_heads_by_layer": self.sizes("attention")}
 
 
-class DeciLmLayer(LlamaLayer):
+class DeciLmLayer(BlockLayer):
     def __init__(
         self, config: DeciLmConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> None:
         """source: of all layers."""
-        self.parts: list[tuple[InputNorm, Callable[..., torch.Tensor], bool]] = []
+        self.parts = []
         for block in config.blocks[layer]:
             inside = source.at(f"{block.place}")
             norm = self.norms[block.kind in ("mlp", "linear_mlp")]
@@ -126,15 +125,6 @@ class DeciLmLayer(LlamaLayer):
             return self.make_mlp(msgspec.structs.replace(config, intermediate_size=block.size), source, layer)
         return Linear(attention if block.kind == "linear_attn" else mlp, [block.kind], [hidden], hidden)
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        for norm, part, attends in self.parts:
-            normed, residual = norm.add(x, residual)
-            x = part(normed, ctx) if attends else part(normed)
-        assert residual is not None
-        return x, residual
-
 
 class DeciLm(Llama):
     def make_layers(self, config: Any, source: Source, rotary: RotaryTables) -> list[Layer]:
@@ -145,7 +135,9 @@ class DeciLm(Llama):
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
         # Other values stand for other rotations.
         file.require_absent("position_embedding_type", "rope")
-        blocks = _by_attention(_read_blocks(file))
+        blocks = by_cache(_read_blocks(file), lambda block: block.kind == "attention")
+        if not blocks:
+            raise ConfigError("block_configs in config.json has no layer with attention")
         parts = [block for layer in blocks for block in layer]
         kv_heads = {block.size for block in parts if block.kind == "attention"}
         most = max(kv_heads)
@@ -225,12 +217,3 @@ def _read_mlp(part: ConfigFile, place: int, hidden: int) -> list[Block]:
     if units < 1:
         raise ConfigError("ffn_mult in config.json must be above 0")
     return [Block("mlp", place, -(-units // _UNITS) * _UNITS)]
-
-
-def _by_attention(blocks: list[Block]) -> tuple[tuple[Block, ...], ...]:
-    """Return the blocks of each layer of the engine. Those before the first attention belong to the first layer."""
-    starts = [index for index, block in enumerate(blocks) if block.kind == "attention"]
-    if not starts:
-        raise ConfigError("block_configs in config.json has no layer with attention")
-    bounds = [0, *starts[1:], len(blocks)]
-    return tuple(tuple(blocks[first:end]) for first, end in pairwise(bounds))

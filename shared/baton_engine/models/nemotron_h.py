@@ -5,21 +5,20 @@ Only Mamba and attention need the cache. So one layer of the engine is one of th
 """
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
-from baton_engine.context import Context
-from baton_engine.layers.norm import InputNorm, WideRmsNorm
+from baton_engine.layers.norm import WideRmsNorm
 from baton_engine.layers.recurrence import Mamba
 from baton_engine.source import Source
 from baton_kernels.reference.recurrence import StateShape
 
+from .block_layer import BlockLayer, by_cache
 from .layer_norm_llama import plain_mlp
-from .llama import Defaults, Layer, Llama, LlamaConfig, LlamaLayer, RotaryTables, read_llama_config
+from .llama import Defaults, Layer, Llama, LlamaConfig, RotaryTables, read_llama_config
 from .recurrent_states import WithStates, mamba, read_mamba, state_windows
 from .rotary_config import MaybeRotates
 
@@ -58,12 +57,12 @@ class NemotronHConfig(WithStates, MaybeRotates, LlamaConfig, frozen=True, kw_onl
         return mlps * self.intermediate_size / self.num_layers
 
 
-class NemotronHLayer(LlamaLayer):
+class NemotronHLayer(BlockLayer):
     blocks = (None, None)
 
     def __init__(self, config: NemotronHConfig, source: Source, layer: int) -> None:
         """source: of all layers."""
-        self.parts: list[tuple[InputNorm, Callable[..., torch.Tensor], bool]] = []
+        self.parts = []
         for kind, place in config.blocks[layer]:
             inside = source.at(f"{place}")
             part = self.make_block(config, inside.at("mixer"), layer, kind)
@@ -76,15 +75,6 @@ class NemotronHLayer(LlamaLayer):
         if kind == "linear_attention":
             return mamba(config, source, layer)
         return self.make_attention(config, source, layer, None)
-
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        for norm, part, caches in self.parts:
-            normed, residual = norm.add(x, residual)
-            x = part(normed, ctx) if caches else part(normed)
-        assert residual is not None
-        return x, residual
 
 
 class NemotronH(Llama):
@@ -105,7 +95,9 @@ class NemotronH(Llama):
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
         file = file.with_defaults(_SIZES)
-        layers = _by_cache(_read_blocks(file))
+        layers = by_cache(_read_blocks(file), lambda block: block.kind != "mlp")
+        if not layers:
+            raise ConfigError("config.json has no layer with Mamba or attention")
         states = frozenset(
             number for number, blocks in enumerate(layers) if any(kind == "linear_attention" for kind, _ in blocks)
         )
@@ -145,12 +137,3 @@ def _read_blocks(file: ConfigFile) -> list[Block]:
     if "moe" in kinds:
         raise ConfigError(f"experts without gates, which {file.architecture} has in its layers, are not served")
     return [Block(kind, place) for place, kind in enumerate(kinds)]
-
-
-def _by_cache(blocks: list[Block]) -> tuple[tuple[Block, ...], ...]:
-    """Return the blocks of each layer of the engine. Those before the first Mamba or attention belong to the first."""
-    starts = [index for index, block in enumerate(blocks) if block.kind != "mlp"]
-    if not starts:
-        raise ConfigError("config.json has no layer with Mamba or attention")
-    bounds = [0, *starts[1:], len(blocks)]
-    return tuple(tuple(blocks[first:end]) for first, end in pairwise(bounds))
