@@ -590,6 +590,9 @@ def test_falcon_h1_nemotron_h_and_olmo_hybrid() -> None:
     assert falcon.factors.gates == 0.8838834764831844
     with pytest.raises(ConfigError, match=r"ssm_multipliers in config.json is \[1.0\]; it must be a list of 5 numbers"):
         parse("FalconH1ForCausalLM", mamba_d_ssm=1536, mamba_n_heads=24, num_key_value_heads=2, ssm_multipliers=[1.0])
+    default = parse("FalconH1ForCausalLM", mamba_n_heads=16, num_key_value_heads=2)
+    assert isinstance(default, FalconH1Config)
+    assert default.states.values == 1024
     nano: dict[str, Any] = {
         "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-", "mamba_head_dim": 80,
         "mamba_hidden_act": "silu", "mamba_num_heads": 128, "mlp_hidden_act": "relu2", "n_groups": 8, "expand": 2,
