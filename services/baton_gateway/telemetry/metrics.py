@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 from baton_common.buckets import E2E_BUCKETS, ITL_BUCKETS, TTFT_BUCKETS
 from baton_common.exposition import exemplar
@@ -12,6 +12,7 @@ from baton_common.exposition import exemplar
 from ..concurrency.background import FAILURES
 from ..tenancy.quota import Quota
 from ..tenancy.tenants import Tenants
+from .gateway_registry import GatewayRegistry
 from .record import RequestRecord
 from .tenant_metrics import TenantMetrics
 
@@ -29,7 +30,7 @@ class Metrics:
     ) -> None:
         """models: names of all models. genai: is also given every request that has ended."""
         self._genai = genai
-        self.registry = CollectorRegistry()
+        self.registry = GatewayRegistry()
         registry = self.registry
         prefix = "baton_gateway_"
         self._requests = Counter(prefix + "requests", "HTTP requests.", ["route", "status"], registry=registry)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
-from prometheus_client import CollectorRegistry, Metric
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -34,10 +33,9 @@ def create_admin(services: Services) -> Starlette:
     """Build the application. It needs no key, because its port must not be open to clients."""
 
     async def metrics(request: Request) -> Response:
-        # Collected here, where nothing changes meanwhile, and written in a thread: with a thousand tenants the two take
-        # a fifth of a second.
-        collected = _Collected(services.metrics.registry)
-        content, content_type = await asyncio.to_thread(exposition, collected, request.headers.get("accept"))
+        # With thousands of tenants, collecting and writing the metrics takes half a second.
+        snapshot = services.metrics.registry.snapshot()
+        content, content_type = await asyncio.to_thread(exposition, snapshot, request.headers.get("accept"))
         return Response(content, headers={"content-type": content_type})
 
     async def live(_request: Request) -> Response:
@@ -51,17 +49,6 @@ def create_admin(services: Services) -> Starlette:
 
     routes = {"/metrics": metrics, "/live": live, "/ready": ready, "/pods": pods}
     return Starlette(routes=[Route(path, answer) for path, answer in routes.items()])
-
-
-class _Collected(CollectorRegistry):
-    """The metrics of a registry as they are now."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        super().__init__()
-        self._metrics = list(registry.collect())
-
-    def collect(self) -> Iterator[Metric]:
-        return iter(self._metrics)
 
 
 def _pods(services: Services) -> Iterator[dict[str, Any]]:
