@@ -81,6 +81,8 @@ _CLASSES = {
     "bamba": ("BambaConfig", "BambaForCausalLM"),
     "nemotron_h": ("NemotronHConfig", "NemotronHForCausalLM"),
     "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM"),
+    "kimi_linear": ("KimiLinearConfig", "KimiLinearForCausalLM"),
+    "bailing_hybrid": ("BailingHybridConfig", "BailingHybridForCausalLM"),
     "falcon_h1": ("FalconH1Config", "FalconH1ForCausalLM"),
     "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM"),
     "qwen3_5_text": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM"),
@@ -449,6 +451,17 @@ def make_model(
         fields |= {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2}
         # transformers divides the filters of the convolution into equal parts when it saves them.
         fields |= {"linear_key_head_dim": 12, "linear_value_head_dim": 12, "pad_token_id": None}
+    if kind in ("kimi_linear", "bailing_hybrid"):
+        fields |= {"num_hidden_layers": 5, "num_key_value_heads": 4, "moe_intermediate_size": 24, "pad_token_id": None}
+        fields |= {"num_local_experts": 6, "num_experts_per_tok": 2, "n_group": 3, "topk_group": 2, "kv_lora_rank": 16}
+        fields |= {"qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
+        fields["layer_types"] = ["linear_attention", "linear_attention", "full_attention"] * 2
+        del fields["layer_types"][-1]
+    if kind == "kimi_linear":
+        fields |= {"linear_num_heads": 3, "linear_head_dim": 8}
+        del fields["rope_parameters"]
+    if kind == "bailing_hybrid":
+        fields |= {"head_dim": 8, "first_k_dense_replace": 1}
     if kind == "bamba":
         fields |= {"num_hidden_layers": 4, "attn_layer_indices": [1, 3], "pad_token_id": None}
         fields["rope_parameters"]["partial_rotary_factor"] = 0.5

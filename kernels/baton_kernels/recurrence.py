@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from .overlap import let_next_start, overlap_options, wait_for_inputs
-from .reference.recurrence import NORM_EPS, StateShape
+from .reference.recurrence import NORM_EPS, StateInputs, StateShape
 
 _MOST_VALUES = 32  # elements of a head's value for which one program has the state
 _CHANNELS = 512  # of one program that writes inputs
@@ -52,9 +52,10 @@ def _recurrence_kernel(
     VALUE_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, LENGTH: tl.constexpr, RECENT: tl.constexpr,
     PAGE: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEY_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr, EPS: tl.constexpr, BIAS: tl.constexpr, DELTA: tl.constexpr, SKIP: tl.constexpr,
-    MOST: tl.constexpr, OVERLAP: tl.constexpr,
+    MOST: tl.constexpr, LEAST: tl.constexpr, BY_ELEMENT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """KEY, VALUE: elements of a head. KEY_DIM, VALUE_DIM: float32 numbers of a group in a row of a plane."""
+    """KEY, VALUE: elements of a head. KEY_DIM, VALUE_DIM: float32 numbers of a group in a row of a plane. BY_ELEMENT:
+    each element of a key has a rate."""
     let_next_start(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -86,7 +87,11 @@ def _recurrence_kernel(
     value_place = 2 * GROUP_KEYS + in_group * VALUE + v
     query, key, value = key_head * KEY + k, (KEY_HEADS + key_head) * KEY + k, 2 * KEY_HEADS * KEY + head * VALUE + v
     rate = -tl.exp(tl.load(log_decay + head))
-    bias = tl.load(rate_bias + head)
+    if BY_ELEMENT:
+        rate_at, has_rate = head * KEY + k[:, None], is_key[:, None]
+    else:
+        rate_at, has_rate = head, True
+    bias = tl.load(rate_bias + rate_at, mask=has_rate, other=0.0)
     wait_for_inputs(OVERLAP)
     last = tl.maximum(before, 0) // PAGE
     state = tl.load(states + last * block_size, mask=within & has_before, other=0.0)
@@ -105,9 +110,9 @@ def _recurrence_kernel(
             inputs, filters, conv_bias, block, value, value_place, group, is_value, token, start, slot, has_before,
             input_stride, GROUPS, VALUE_DIM, KEPT, LENGTH, RECENT, INPUTS, BIAS,
         )  # fmt: skip
-        step = tl.load(rates + token * rate_stride + head).to(tl.float32) + bias
-        step = tl.where(step > 20.0, step, tl.log(1.0 + tl.exp(tl.minimum(step, 20.0))))
-        state = state * tl.exp(rate * step)
+        move = tl.load(rates + token * rate_stride + rate_at, mask=has_rate, other=0.0).to(tl.float32) + bias
+        step = tl.where(move > 20.0, move, tl.log(1.0 + tl.exp(tl.minimum(move, 20.0))))
+        state = state * tl.exp(LEAST * tl.sigmoid(-rate * move) if LEAST != 0.0 else rate * step)
         if DELTA:
             q = q * (tl.rsqrt(tl.sum(q * q, 0) + EPS) * KEY**-0.5)
             own = own * tl.rsqrt(tl.sum(own * own, 0) + EPS)
@@ -172,21 +177,10 @@ def _keep_inputs_kernel(
 
 
 def recurrence(
-    inputs: torch.Tensor,
-    filters: torch.Tensor,
-    bias: torch.Tensor | None,
-    rates: torch.Tensor,
-    gates: torch.Tensor | None,
-    log_decay: torch.Tensor,
-    rate_bias: torch.Tensor,
-    skip: torch.Tensor | None,
-    slots: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    shape: StateShape,
-    most: float = 1.0,
+    given: StateInputs, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, shape: StateShape
 ) -> torch.Tensor:
-    """Compute recurrence_reference. filters are contiguous, and so is each row of the other inputs."""
+    """Compute recurrence_reference."""
+    inputs, filters, bias, rates, gates, log_decay, rate_bias, skip, most, least = given
     tokens, (page, groups) = len(inputs), keys.shape[1:3]
     planes = [plane.view(torch.float32) for plane in (keys, values)]
     out = inputs.new_empty(tokens, shape.value_heads, shape.value_dim)
@@ -199,7 +193,8 @@ def recurrence(
         KEY_HEADS=shape.key_heads, VALUE_HEADS=shape.value_heads, KEY=shape.key_dim, VALUE=shape.value_dim,
         LENGTH=shape.length, RECENT=shape.recent, PAGE=page, KEY_DIM=planes[0].shape[3], VALUE_DIM=planes[1].shape[3],
         KEY_BLOCK=triton.next_power_of_2(shape.key_dim), VALUE_BLOCK=block, EPS=NORM_EPS, BIAS=bias is not None,
-        DELTA=gates is not None, SKIP=skip is not None, MOST=most, num_warps=4, **overlap,
+        DELTA=gates is not None, SKIP=skip is not None, MOST=most, LEAST=least,
+        BY_ELEMENT=rates.shape[1] > shape.value_heads, num_warps=4, **overlap,
     )  # fmt: skip
     first = (shape.group_heads - shape.first_heads) * shape.key_dim * shape.value_dim
     _keep_inputs_kernel[(tokens, triton.cdiv(shape.channels, _CHANNELS))](

@@ -53,7 +53,7 @@ class IndexedLatentSpec(LatentSpec, frozen=True, kw_only=True):
 
 
 def shared_spec(specs: tuple[AttentionSpec, ...]) -> LatentSpec:
-    """Return the spec of all layers."""
-    [spec] = set(specs)
+    """Return the spec of all layers with attention. Those with a window have states instead."""
+    [spec] = {spec for spec in specs if spec.window is None}
     assert isinstance(spec, LatentSpec)
     return spec

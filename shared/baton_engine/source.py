@@ -135,6 +135,10 @@ class Source:
         """Return a source with the same prefix that reads from other tensors."""
         return Source(weights, self.ops, self._policy, self._prefix, self.ranks, self._expert_parallel, self.stage)
 
+    def whole(self) -> "Source":
+        """Return a source of what each rank computes as a whole."""
+        return Source(self._weights, self.ops, self._policy, self._prefix, ALONE, False, self.stage)
+
     def own_experts(self, experts: int) -> range:
         """Return the experts of which this rank has all or a part. experts: their number in a layer."""
         return own_experts(experts, self.ranks) if self._expert_parallel else range(experts)

@@ -581,6 +581,13 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "olmo_hybrid",
         {"rope_parameters": None, "linear_allow_neg_eigval": False, "num_key_value_heads": 4, "attention_bias": True},
     ),
+    "kimi-linear": ("kimi_linear", {}),
+    "kimi-linear-low-rank-queries": (
+        "kimi_linear",
+        {"q_lora_rank": 20, "linear_num_heads": 2, "linear_head_dim": 20, "linear_conv_kernel_dim": 3},
+    ),
+    "ling3": ("bailing_hybrid", {}),
+    "ling3-unbounded": ("bailing_hybrid", {"kda_safe_gate": False, "rope": "yarn", "head_dim": 16}),
     "falcon-h1": ("falcon_h1", {}),
     "falcon-h1-biases-norms": (
         "falcon_h1",

@@ -35,6 +35,7 @@ from baton_engine.models.hyperclovax import HyperClovaXConfig
 from baton_engine.models.jais import JaisConfig
 from baton_engine.models.jetmoe import JetMoeConfig
 from baton_engine.models.laguna import LagunaConfig
+from baton_engine.models.latent_states import LatentStatesConfig
 from baton_engine.models.layer_norm_llama import LayerNormConfig
 from baton_engine.models.lfm2 import Lfm2MoeConfig
 from baton_engine.models.llama import HIDDEN_ACTS, LlamaConfig
@@ -62,6 +63,7 @@ from baton_engine.models.step3 import Step3Config
 from baton_engine.models.step3p5 import Step3p5Config
 from baton_engine.shard import RankNumber
 from baton_kernels.reference.activation import ACTIVATIONS
+from baton_kernels.reference.recurrence import StateShape
 
 SIZES = {
     "vocab_size": 1000, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 4,
@@ -620,6 +622,45 @@ def test_falcon_h1_nemotron_h_and_olmo_hybrid() -> None:
         mamba_n_groups=1, num_attention_heads=32, num_hidden_layers=8, num_key_value_heads=8, hidden_size=4096,
     )  # fmt: skip
     assert (bamba.rope.partial, bamba.recent_tokens, bamba.sliding_windows[3]) == (0.5, 2, None)
+
+
+def test_kimi_linear_and_ling_3() -> None:
+    full = [4, 8, 12, 16, 20, 24, 27]
+    linear: dict[str, Any] = {
+        "full_attn_layers": full, "head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4,
+        "kda_layers": [layer for layer in range(1, 28) if layer not in full],
+    }  # fmt: skip
+    fields: dict[str, Any] = {
+        "first_k_dense_replace": 1, "head_dim": 72, "hidden_size": 2304, "intermediate_size": 9216, "kv_lora_rank": 512,
+        "linear_attn_config": linear, "mla_use_nope": True, "model_max_length": 1048576, "moe_intermediate_size": 1024,
+        "moe_layer_freq": 1, "moe_renormalize": True, "moe_router_activation_func": "sigmoid",
+        "num_attention_heads": 32, "num_expert_group": 1, "num_experts": 256, "num_experts_per_token": 8,
+        "num_hidden_layers": 27, "num_key_value_heads": 32, "num_nextn_predict_layers": 0, "num_shared_experts": 1,
+        "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0, "routed_scaling_factor": 2.446, "topk_group": 1, "use_grouped_topk": True,
+        "v_head_dim": 128, "vocab_size": 163840,
+    }  # fmt: skip
+    kimi = parse("KimiLinearForCausalLM", **fields)
+    assert isinstance(kimi, LatentStatesConfig)
+    assert (kimi.max_position_embeddings, kimi.dense_layers, kimi.least) == (1048576, {0}, 0.0)
+    assert (kimi.routing.count, kimi.routing.scale, kimi.routing.sigmoid, kimi.shared_size) == (8, 2.446, True, 1024)
+    assert [layer + 1 for layer, window in enumerate(kimi.sliding_windows) if window is None] == full
+    assert (kimi.rope.partial, kimi.states) == (0.0, StateShape(1, 32, 32, 128, 128, 4))
+    layout = kimi.kv_layout("bfloat16")
+    # A row of latents has 1,152 bytes. There are 16 states in each half, beside 4 inputs of 12,288 channels.
+    assert layout.state_rows == -(-(16 << 16) // 1152) + -(-((16 << 16) + 4 * 4 * 12288) // 1152)
+    assert kimi.part(RankNumber(0, 4)).kv_layout("bfloat16") == layout
+    with pytest.raises(ConfigError, match=r"kda_layers and full_attn_layers in config.json must name each of the 27"):
+        parse("KimiLinearForCausalLM", **{**fields, "linear_attn_config": {**linear, "kda_layers": [1, 1]}})
+    with pytest.raises(ConfigError, match=r"mla_use_nope False in config.json is not served"):
+        parse("KimiLinearForCausalLM", **{**fields, "mla_use_nope": False})
+    with pytest.raises(ConfigError, match=r"length of the convolution in config.json is 12; it must be from 2 to 9"):
+        parse("KimiLinearForCausalLM", **{**fields, "linear_attn_config": {**linear, "short_conv_kernel_size": 12}})
+    ling = parse("BailingHybridForCausalLM", num_hidden_layers=12, n_group=4, num_experts=64)
+    assert isinstance(ling, LatentStatesConfig)
+    assert [layer for layer, window in enumerate(ling.sliding_windows) if window is None] == [5, 11]
+    assert (ling.dense_layers, ling.least, ling.states.key_dim, ling.rope.theta) == ({0, 1}, -5.0, 128, 6e6)
+    assert (ling.routing.groups, ling.routing.used_groups, ling.num_experts) == (4, 4, 64)
 
 
 def test_qwen3_next() -> None:

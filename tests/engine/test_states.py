@@ -110,6 +110,26 @@ def test_only_the_last_state_is_handed_over(qwen: Path) -> None:
     assert len(pair.run().tokens[0, 0]) == 30
 
 
+@pytest.mark.parametrize("ranks", [(1, 1), (1, 2), (2, 1)])
+def test_states_beside_latents_are_found_again_and_handed_over(
+    tiny_model: MakeModel, divided: MakeEngine, ranks: tuple[int, int]
+) -> None:
+    folder, common = tiny_model("kimi_linear"), make_prompt(130)
+    sizes = [divided(folder, count, block_size=4, max_num_batched_tokens=50) for count in ranks]
+    block = sizes[0].config.block_size
+    assert 16 < block == sizes[1].config.block_size < 130
+    pair = Pair(*sizes, seed=2)
+    generate(pair.decode, [make_request(100, common)])
+    prompts = [make_prompt(1, seed=3), make_prompt(block + 1, seed=3), common + make_prompt(40, seed=4)]
+    for id, prompt in enumerate(prompts):
+        pair.add(make_request(id, prompt, 8))
+    transcript = pair.run()
+    for id, prompt in enumerate(prompts):
+        assert len(transcript.tokens[id, 0]) == 8
+        assert is_greedy(folder, prompt, transcript.tokens[id, 0])
+    assert pair.reservations[2].first_token == 130 // block * block
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("ranks", [(1, 2), (2, 1), (2, 4)])
 def test_states_of_unequal_ranks(tiny_model: MakeModel, divided: MakeEngine, ranks: tuple[int, int]) -> None:

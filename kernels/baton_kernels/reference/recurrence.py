@@ -1,5 +1,6 @@
-"""Recurrent states in the paged cache: the gated delta rule (Yang et al., "Gated Delta Networks", 2025) and Mamba 2
-(Dao and Gu, "Transformers are SSMs", 2024).
+"""Recurrent states in the paged cache: the gated delta rule (Yang et al., "Gated Delta Networks", 2025), also with a
+decay for each element of a key (Kimi Team, "Kimi Linear", 2025), and Mamba 2 (Dao and Gu, "Transformers are SSMs",
+2024).
 
 Each head has a state, a matrix that maps keys to values. A token lets the state decay and adds its own value for its
 key, in Mamba 2 times the length of its step. By the delta rule it replaces a part of the value that the state has for
@@ -12,6 +13,7 @@ a sequence move from block to block, and a block that is complete holds what a s
 go on.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -81,41 +83,72 @@ class StateShape(NamedTuple):
         inputs = self.recent * self.channels // self.groups
         return self.first_heads * state, (self.group_heads - self.first_heads) * state + inputs
 
+    def rows(self, head_bytes: Sequence[int]) -> int:
+        """Return how many rows of a block the numbers take. head_bytes: of a group's part of a row in each plane."""
+        sizes = [4 * count for count in self.plane_elements]
+        if len(head_bytes) == 1:
+            return sum(-(-size // head_bytes[0]) for size in sizes)
+        return max(-(-size // each) for size, each in zip(sizes, head_bytes, strict=True))
+
+    def planes(self, cache: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a layer's planes of keys and of values, as recurrence_reference takes them.
+
+        cache: the layer's planes, [blocks, block_size, groups, head_dim] each. In one of latents, the numbers of the
+        plane of values follow those of the plane of keys.
+        """
+        if len(cache) > 1:
+            return cache[0], cache[1]
+        [plane] = cache
+        keys = -(-4 * self.plane_elements[0] // (plane.shape[3] * plane.element_size()))
+        return plane, plane[:, keys:]
+
+
+class StateInputs(NamedTuple):
+    """What a layer gives the heads of a step's tokens.
+
+    inputs: [T, channels], those of the convolution: queries, keys, values. filters: [channels, length], the last
+    element for the token itself. bias: [channels], of the convolution. rates: [T, value_heads]: a token's step has the
+    length softplus(rate + rate_bias), and a state decays by exp(-exp(log_decay) * step). With the delta rule, rates can
+    also be [T, value_heads * key_dim], with such a step for each element of a key. gates: [T, value_heads], with the
+    delta rule: most * sigmoid(gate) is the part of the known value that is replaced; None = Mamba 2. log_decay:
+    [value_heads] float32. rate_bias: float32, as many as a token has rates. skip: [value_heads] float32, of the token's
+    value in the result. least: unless it is 0, a state decays by exp(least * sigmoid(exp(log_decay) * (rate +
+    rate_bias))) instead. filters are contiguous, and so is each row of inputs, rates and gates.
+    """
+
+    inputs: torch.Tensor
+    filters: torch.Tensor
+    bias: torch.Tensor | None
+    rates: torch.Tensor
+    gates: torch.Tensor | None
+    log_decay: torch.Tensor
+    rate_bias: torch.Tensor
+    skip: torch.Tensor | None
+    most: float = 1.0
+    least: float = 0.0
+
 
 def recurrence_reference(
-    inputs: torch.Tensor,
-    filters: torch.Tensor,
-    bias: torch.Tensor | None,
-    rates: torch.Tensor,
-    gates: torch.Tensor | None,
-    log_decay: torch.Tensor,
-    rate_bias: torch.Tensor,
-    skip: torch.Tensor | None,
-    slots: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    shape: StateShape,
-    most: float = 1.0,
+    given: StateInputs, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, shape: StateShape
 ) -> torch.Tensor:
     """Return what the heads read from their states, [T, value_heads, value_dim], and write states and inputs to the
     cache.
 
-    inputs: [T, channels], those of the convolution: queries, keys, values. filters: [channels, length], the last
-    element for the token itself. bias: [channels], of the convolution. rates: [T, value_heads]: a token's step has the
-    length softplus(rate + rate_bias), and a state decays by exp(-exp(log_decay) * step). gates: [T, value_heads], with
-    the delta rule: most * sigmoid(gate) is the part of the known value that is replaced; None = Mamba 2. log_decay,
-    rate_bias: [value_heads] float32. skip: [value_heads] float32, of the token's value in the result. slots: [2, T]
-    int64, those of the token and of the token before it; -1 = there is no such token, or for the token itself, nothing
-    is written. keys, values: [blocks, block_size, groups, head_dim] each, contiguous, written in place: their bytes are
-    the float32 numbers of `StateShape.plane_elements`, one row after another.
+    slots: [2, T] int64, those of the token and of the token before it; -1 = there is no such token, or for the token
+    itself, nothing is written. keys, values: [blocks, block_size, groups, head_dim] each, written in place: the bytes
+    of a block are the float32 numbers of `StateShape.plane_elements`, one row after another. Blocks lie one after
+    another, but values may be the last rows of the blocks of keys, where the cache has one plane.
     """
+    inputs, filters, bias, rates, gates, log_decay, rate_bias, skip, most, least = given
     planes, size = [plane.view(torch.float32) for plane in (keys, values)], keys.shape[1]
     weights = _by_group(filters.T, shape).float()
     rows = _by_group(inputs, shape)
     added = 0.0 if bias is None else _by_group(bias[None], shape)[0].float()
-    steps = functional.softplus(rates.float() + rate_bias)
-    decay = torch.exp(-torch.exp(log_decay) * steps)
-    parts = steps if gates is None else most * gates.float().sigmoid()
+    # [T, value_heads, elements of a key or 1]
+    moves, speed = (rates.float() + rate_bias).unflatten(1, (shape.value_heads, -1)), torch.exp(log_decay)[:, None]
+    steps = functional.softplus(moves)
+    decay = torch.exp(least * torch.sigmoid(speed * moves) if least else -speed * steps)
+    parts = steps[..., 0] if gates is None else most * gates.float().sigmoid()
     out = inputs.new_empty(len(inputs), shape.value_heads, shape.value_dim)
     slot_of, before = slots.tolist()
     state, recent = torch.empty(0), torch.empty(0)
@@ -128,7 +161,7 @@ def recurrence_reference(
         recent = window[1:]
         mixed = functional.silu((window * weights).sum(0) + added).to(inputs.dtype).float()
         q, k, v = _heads(mixed, shape)
-        state = state * decay[token, :, None, None]
+        state = state * decay[token, :, :, None]
         new = v
         if gates is not None:
             q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + NORM_EPS) for x in (q, k))

@@ -1,9 +1,11 @@
 """Latent attention whose results have gates."""
 
+from typing import Any
+
 import torch
 
 from baton_engine.context import Context
-from baton_engine.inputs import InputRows
+from baton_engine.inputs import NUMBERS, InputRows
 from baton_engine.latent_spec import LatentSpec
 from baton_engine.shard import Heads
 from baton_engine.source import Source
@@ -51,3 +53,20 @@ class GatedLatentAttention(LatentAttention):
         q, kv, compressed, gates = self._queries.with_gates(x)
         attended = self.attend(x, q, kv, compressed, ctx).flatten(1)
         return self._output((attended * gates.float().sigmoid()).to(attended.dtype))
+
+
+class HeadGatedLatents(LatentAttention):
+    """Latent attention with one gate for each head's result (Ling Team, Ling 3.0, 2026).
+
+    The arguments are those of LatentAttention.
+    """
+
+    def __init__(self, source: Source, layer: int, spec: LatentSpec, *, hidden: int, heads: int, **how: Any) -> None:
+        super().__init__(source, layer, spec, hidden=hidden, heads=heads, **how)
+        self._gates = Linear(source, ["g_proj"], [heads], hidden, shard=Heads(source.ranks, 1))
+        # The two projections may be stored in formats that take different forms of the inputs.
+        self.inputs = NUMBERS
+
+    def __call__(self, x: InputRows, ctx: Context) -> torch.Tensor:
+        attended, gates = self.attend(x, *self._queries(x), ctx), self._gates(x).float().sigmoid()
+        return self._output((attended * gates.to(attended.dtype)[:, :, None]).flatten(1))

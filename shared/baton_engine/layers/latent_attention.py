@@ -65,7 +65,7 @@ class LatentAttention:
     side by side. scales: the factor of the queries at each position, [positions]; None = 1 everywhere. latent_scale:
     the factor of the latents after their norm. Both ways of latent attention share one copy of the weights that turn
     latents into keys and values. indexer: selects the tokens that this layer and later ones attend to; None = the layer
-    attends to all tokens, or to those that an earlier layer has selected.
+    attends to all tokens, or to those that an earlier layer has selected. output: the name of the last projection.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class LatentAttention:
         scales: torch.Tensor | None = None,
         latent_scale: float = 1.0,
         indexer: Indexer | None = None,
+        output: str = "o_proj",
     ) -> None:
         own = head_part(heads, source.ranks)
         self._layer, self._heads, self._spec, self._ops = layer, own.stop - own.start, spec, source.ops
@@ -98,7 +99,7 @@ class LatentAttention:
         up = source.weight("kv_b_proj", heads * outputs, spec.rank, rows=rows)
         self._up = up.view(self._heads, outputs, spec.rank)
         inputs, rows_of_rank = heads * spec.value_dim, Rows(source.ranks)
-        self._output = Linear(source, ["o_proj"], [hidden], inputs, bias=bias, shard=rows_of_rank)
+        self._output = Linear(source, [output], [hidden], inputs, bias=bias, shard=rows_of_rank)
 
     def make_queries(
         self, source: Source, spec: LatentSpec, hidden: int, heads: int, low_rank: int | None, plain: bool, bias: bool

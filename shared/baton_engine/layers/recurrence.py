@@ -1,18 +1,18 @@
 """Layers with a recurrent state in place of attention."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, Protocol, cast
 
 import torch
 from torch.nn import functional
 
 from baton_engine.config import ConfigError
 from baton_engine.context import Context
-from baton_engine.inputs import NUMBERS, InputRows
+from baton_engine.inputs import NUMBERS, InputRows, Inputs
 from baton_engine.shard import Columns, Rows, even_part
 from baton_engine.source import Source
-from baton_kernels.reference.recurrence import StateShape
+from baton_kernels.reference.recurrence import StateInputs, StateShape
 
 from .linear import Linear
 from .norm import RmsNorm
@@ -40,41 +40,86 @@ class _Convolution:
         self.bias = torch.cat([inside.take("bias", (size,)) for inside, size in held])[own] if bias else None
 
 
+class DeltaInputs(Protocol):
+    """Computes what the delta rule takes of a rank's heads."""
+
+    @property
+    def inputs(self) -> Inputs:
+        """The form in which it takes hidden states."""
+
+    def __call__(self, x: InputRows) -> Sequence[torch.Tensor]:
+        """x: [T, hidden]. Returns the inputs of the convolution, the gates of the results [T, values], and gates and
+        rates as StateInputs has them."""
+
+
+class OneProjection:
+    """Computes all of them by one product. Implements DeltaInputs.
+
+    projection: to these tensors, side by side. shape: the heads of this rank. rates: of a head.
+    """
+
+    def __init__(self, projection: Linear, shape: StateShape, rates: int = 1) -> None:
+        self.inputs, self._projection = projection.inputs, projection
+        self._sizes = [shape.channels, shape.values, shape.value_heads, rates * shape.value_heads]
+
+    def __call__(self, x: InputRows) -> Sequence[torch.Tensor]:
+        return torch.split(self._projection(x), self._sizes, dim=1)
+
+
+@dataclass(frozen=True)
+class Delta:
+    """How a model has the gated delta rule.
+
+    convolution, norm, output: the names of the convolution, the norm and the last projection. activation: of the gates
+    of the result. by_element: each element of a key has a decay of its own (Kimi Team, "Kimi Linear", 2025). most,
+    least: as in StateInputs.
+    """
+
+    convolution: tuple[str, ...] = ("conv1d",)
+    norm: str = "norm"
+    output: str = "out_proj"
+    activation: Callable[[torch.Tensor], torch.Tensor] = functional.silu
+    by_element: bool = False
+    most: float = 1.0
+    least: float = 0.0
+
+
 class GatedDelta:
     """A gated delta network (Yang et al., 2025), with a norm of each head's result and a gate of it. Ranks divide the
     heads.
 
-    projection: to this rank's queries, keys, values, gates of the result, gates of the states and rates of their decay,
-    side by side. whole: the heads of all ranks. eps: of the norm. names: those of the convolution, the norm and the
-    last projection. most: as in recurrence_reference.
+    compute: for the heads of this rank. whole: the heads of all ranks. eps: of the norm.
     """
 
     def __init__(
-        self, source: Source, layer: int, projection: Linear, whole: StateShape, hidden: int, eps: float,
-        names: tuple[Sequence[str], str, str] = (("conv1d",), "norm", "out_proj"), most: float = 1.0,
-    ) -> None:  # fmt: skip
-        self._layer, self._op, self._projection = layer, source.ops.recurrence, projection
-        self.inputs = projection.inputs
+        self, source: Source, layer: int, compute: DeltaInputs, whole: StateShape, how: Delta, hidden: int, eps: float
+    ) -> None:
+        self._layer, self._op, self._compute = layer, source.ops.recurrence, compute
+        self.inputs = compute.inputs
         self._shape = whole.part(source.ranks.count)
-        self._convolution, self._most = _Convolution(source, whole, names=names[0]), most
-        heads = even_part(whole.value_heads, source.ranks, "value heads")
-        self._log_decay = source.take("A_log", (whole.value_heads,), (heads,), torch.float32)
-        self._rate_bias = source.take("dt_bias", (whole.value_heads,), (heads,), torch.float32)
-        self._norm = RmsNorm(source.at(names[1]), whole.value_dim, eps)
-        self._output = Linear(source, [names[2]], [hidden], whole.values, shard=Rows(source.ranks))
+        self._convolution, self._how = _Convolution(source, whole, names=how.convolution), how
+        heads, each = whole.value_heads, whole.key_dim if how.by_element else 1
+        # Kimi Linear's checkpoints have axes of one element around that of the heads.
+        shape = tuple(size if size == 1 else heads for size in source.stored_shape("A_log"))
+        self._log_decay = source.take("A_log", shape, dtype=torch.float32).flatten()
+        self._log_decay = self._log_decay[even_part(heads, source.ranks, "value heads")]
+        rates = even_part(heads * each, source.ranks, "value heads")
+        self._rate_bias = source.take("dt_bias", (heads * each,), (rates,), torch.float32)
+        self._norm = RmsNorm(source.at(how.norm), whole.value_dim, eps)
+        self._output = Linear(source, [how.output], [hidden], whole.values, shard=Rows(source.ranks))
 
     def __call__(self, x: InputRows, ctx: Context) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]."""
-        shape, convolution = self._shape, self._convolution
-        sizes = [shape.channels, shape.values, shape.value_heads, shape.value_heads]
-        inputs, result_gates, gates, rates = torch.split(self._projection(x), sizes, dim=1)
-        _, keys, values = ctx.cache(self._layer)
-        results = self._op(
-            inputs, convolution.weight, None, rates, gates, self._log_decay, self._rate_bias, None,
-            ctx.recent_slots(self._layer), keys, values, shape, self._most,
+        shape, how = self._shape, self._how
+        inputs, result_gates, gates, rates = self._compute(x)
+        given = StateInputs(
+            inputs, self._convolution.weight, None, rates, gates, self._log_decay, self._rate_bias, None, how.most,
+            how.least,
         )  # fmt: skip
+        planes = shape.planes(ctx.cache(self._layer)[1:])
+        results = self._op(given, ctx.recent_slots(self._layer), *planes, shape)
         normed = self._norm(results.view(-1, shape.value_dim)).view(len(inputs), -1)
-        return self._output((normed * functional.silu(result_gates.float())).to(normed.dtype))
+        return self._output((normed * how.activation(result_gates.float())).to(normed.dtype))
 
 
 @dataclass(frozen=True)
@@ -144,11 +189,11 @@ class Mamba2:
         if self._factors is not None:
             projected *= self._factors
         inputs, gates, rates = torch.split(projected, [shape.channels, shape.values, shape.value_heads], dim=1)
-        _, keys, values = ctx.cache(self._layer)
-        results = self._op(
-            inputs, convolution.weight, convolution.bias, rates, None, self._log_decay, self._rate_bias, self._skip,
-            ctx.recent_slots(self._layer), keys, values, shape,
-        )  # fmt: skip
+        given = StateInputs(
+            inputs, convolution.weight, convolution.bias, rates, None, self._log_decay, self._rate_bias, self._skip
+        )
+        planes = shape.planes(ctx.cache(self._layer)[1:])
+        results = self._op(given, ctx.recent_slots(self._layer), *planes, shape)
         result, gate = results.flatten(1).float(), functional.silu(gates.float())
         if self._how.norm == "result":
             result = self._normed(result) * gate

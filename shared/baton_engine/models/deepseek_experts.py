@@ -29,7 +29,7 @@ class DeepseekExpertsLayer(LlamaLayer):
         assert isinstance(config, SparseConfig)
         if layer in config.dense_layers:
             return super().make_mlp(config, source, layer)
-        source, count, hidden = source.at("mlp"), config.num_experts, config.hidden_size
+        source, count, hidden = self.block(source, 1), config.num_experts, config.hidden_size
         router = Router(
             source.at(self.router), config.routing, count, hidden, correction=self.correction(config, source),
             transposed=self.router_transposed,

@@ -54,7 +54,8 @@ class DeepseekConfig(SparseConfig, frozen=True, kw_only=True):
         return {**super().fingerprint_facts(), "latent": [self.latent.rank, self.latent.rope_dim]}
 
     def kv_layout(self, dtype: str) -> KvLayout:
-        return KvLayout(self.num_layers, (Plane("latent", 1, self.latent.latent_dim, dtype),))
+        windows = self.sliding_windows if any(self.sliding_windows) else ()
+        return KvLayout(self.num_layers, (Plane("latent", 1, self.latent.latent_dim, dtype),), windows)
 
 
 class DeepseekLayer(DeepseekExpertsLayer):
@@ -74,6 +75,7 @@ class DeepseekLayer(DeepseekExpertsLayer):
             source, layer, config.latent, hidden=config.hidden_size, heads=config.num_heads, low_rank=config.low_rank,
             bias=config.qkv_bias, rotary=rotary, interleaved=config.interleaved, scales=scales,
             latent_scale=config.latent_scale, indexer=self.make_indexer(config, source, layer, rotary),
+            output=self.output,
         )  # fmt: skip
 
     def make_indexer(

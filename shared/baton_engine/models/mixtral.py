@@ -14,7 +14,7 @@ from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
 from .sliding_windows import same_window
 from .sparse_config import SparseConfig, read_experts_per_token
 
-_NAMES = ExpertNames(gate="w1", up="w3", down="w2")
+NAMES = ExpertNames(gate="w1", up="w3", down="w2")
 
 
 class MixtralLayer(LlamaLayer):
@@ -22,7 +22,7 @@ class MixtralLayer(LlamaLayer):
         assert isinstance(config, SparseConfig)
         source, experts, hidden = source.at("block_sparse_moe"), config.num_experts, config.hidden_size
         router = Router(source.at("gate"), config.routing, experts, hidden, correction=self.correction(config, source))
-        names = _NAMES.gated(config.activation)
+        names = NAMES.gated(config.activation)
         held = load_experts(source.at("experts"), names, experts, hidden, config.expert_size)
         return ExpertMlp(router, held, source.ranks)
 

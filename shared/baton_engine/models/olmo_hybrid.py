@@ -9,7 +9,7 @@ import torch
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.layers.linear import Linear
-from baton_engine.layers.recurrence import GatedDelta
+from baton_engine.layers.recurrence import Delta, GatedDelta, OneProjection
 from baton_engine.layers.rope import rope_fields
 from baton_engine.shard import Columns
 from baton_engine.source import Source
@@ -20,12 +20,11 @@ from .olmo2 import Olmo2Layer
 from .recurrent_states import WithStates, read_delta, state_windows
 from .rotary_config import MaybeRotates
 
-_NAMES = (("q_conv1d", "k_conv1d", "v_conv1d"), "o_norm", "o_proj")
 _NORM_EPS = 1e-5  # of heads, whatever config.json says of other norms
 
 
 class OlmoHybridConfig(WithStates, MaybeRotates, LlamaConfig, frozen=True, kw_only=True):
-    """most: as in GatedDelta."""
+    """most: as in Delta."""
 
     rotates: bool
     state_layers: frozenset[int]
@@ -48,7 +47,9 @@ class StateLayer(LlamaLayer):
         outputs = [shape.keys, shape.keys, shape.values, shape.values, shape.value_heads, shape.value_heads]
         names = ["q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"]
         projection = Linear(source, names, outputs, config.hidden_size, shard=Columns(source.ranks, "channels"))
-        return GatedDelta(source, layer, projection, shape, config.hidden_size, _NORM_EPS, _NAMES, config.most)
+        compute = OneProjection(projection, shape.part(source.ranks.count))
+        how = Delta(("q_conv1d", "k_conv1d", "v_conv1d"), "o_norm", "o_proj", most=config.most)
+        return GatedDelta(source, layer, compute, shape, how, config.hidden_size, _NORM_EPS)
 
 
 class AttentionLayer(Olmo2Layer):

@@ -12,7 +12,7 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.experts_method import ExpertsMethod, JoinedForm
 from baton_engine.layers.experts import load_joined_experts
 from baton_engine.layers.linear import Linear
-from baton_engine.layers.recurrence import GatedDelta
+from baton_engine.layers.recurrence import Delta, GatedDelta, OneProjection
 from baton_engine.layers.rope import read_rope
 from baton_engine.shard import Columns, Heads
 from baton_engine.source import Source
@@ -48,11 +48,12 @@ class Qwen35Layer(StateOrAttention, GatedLayer):
     state = "linear_attn"
 
     def make_state(self, config: Any, source: Source, layer: int) -> GatedDelta:
-        projection = self.states_projection(config.states, source, config.hidden_size)
-        return GatedDelta(source, layer, projection, config.states, config.hidden_size, config.rms_norm_eps)
+        shape, hidden = config.states, config.hidden_size
+        compute = OneProjection(self.states_projection(shape, source, hidden), shape.part(source.ranks.count))
+        return GatedDelta(source, layer, compute, shape, Delta(), hidden, config.rms_norm_eps)
 
     def states_projection(self, shape: StateShape, source: Source, hidden: int) -> Linear:
-        """Return the projection that GatedDelta takes."""
+        """Return the projection that OneProjection takes."""
         names = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"]
         heads = shape.value_heads
         outputs = [shape.channels, shape.values, heads, heads]

@@ -38,22 +38,24 @@ class WithStates:
         whole: KvLayout = super().kv_layout(dtype)  # type: ignore[misc]
         if self.states is None:
             return whole
-        # Numbers of states have four bytes.
-        rows = zip(self.states.plane_elements, whole.planes, strict=True)
-        most = max(-(-4 * count // plane.head_bytes) for count, plane in rows)
-        return msgspec.structs.replace(whole, state_layers=tuple(sorted(self.state_layers)), state_rows=most)
+        rows = self.states.rows([plane.head_bytes for plane in whole.planes])
+        return msgspec.structs.replace(whole, state_layers=tuple(sorted(self.state_layers)), state_rows=rows)
 
     def part(self, ranks: Place) -> Self:
         part: Any = super().part(ranks)  # type: ignore[misc]
         if self.states is None:
             return cast(Self, part)
+        own: Self = msgspec.structs.replace(part, states=self.states_of(ranks))
+        return own
+
+    def states_of(self, ranks: Place) -> StateShape | None:
+        """Return what one rank has of the states. Raises ConfigError if they cannot be divided."""
         if self.num_kv_heads % ranks.count:
             raise ConfigError(
                 f"--tensor-parallel {ranks.count} does not divide the {self.num_kv_heads} key-value heads, among which "
                 "the states of other layers are divided"
             )
-        own: Self = msgspec.structs.replace(part, states=self.states.part(ranks.count))
-        return own
+        return None if self.states is None else self.states.part(ranks.count)
 
     def fingerprint_facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = super().fingerprint_facts()  # type: ignore[misc]
@@ -81,7 +83,7 @@ def read_delta(file: ConfigFile, kv_heads: int, layers: int) -> tuple[frozenset[
             f"linear_num_key_heads in config.json is {shape.key_heads}; it must be a multiple of the {kv_heads} "
             f"key-value heads and divide the {shape.value_heads} value heads"
         )
-    _check_length(shape.length, "linear_conv_kernel_dim")
+    check_length(shape.length, "linear_conv_kernel_dim")
     return frozenset(layer for layer, kind in enumerate(kinds) if kind == "linear_attention"), shape
 
 
@@ -132,13 +134,14 @@ def read_mamba(file: ConfigFile, kv_heads: int, inner: int | None = None) -> tup
     # The last is what transformers writes.
     file.require_absent("time_step_limit", *([0.0, limit] for limit in (math.inf, "Infinity", _INFINITE)))
     length = file.count("mamba_d_conv", 4)
-    _check_length(length, "mamba_d_conv")
+    check_length(length, "mamba_d_conv")
     shape = StateShape(kv_heads, key_heads, heads, file.count("mamba_d_state", 256), dim, length)
     bias = file.flag("mamba_proj_bias")
     return shape, Mamba(groups, bias, file.flag("mamba_conv_bias", True), bias)
 
 
-def _check_length(length: int, name: str) -> None:
+def check_length(length: int, name: str) -> None:
+    """Raise ConfigError unless the convolution has a length that is served."""
     if not 2 <= length <= STATE_PLACES + 1:
         raise ConfigError(f"{name} in config.json is {length}; it must be from 2 to {STATE_PLACES + 1}")
 

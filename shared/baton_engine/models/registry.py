@@ -23,6 +23,8 @@ MODELS = {
     "Qwen3NextForCausalLM": ("qwen3_next", "Qwen3Next"),
     "Qwen3_5ForCausalLM": ("qwen3_next", "Qwen35"),
     "Qwen3_5MoeForCausalLM": ("qwen3_next", "Qwen35Moe"),
+    "KimiLinearForCausalLM": ("kimi_linear", "KimiLinear"),
+    "BailingHybridForCausalLM": ("bailing_hybrid", "BailingHybrid"),
     "Lfm3ForCausalLM": ("lfm3", "Lfm3"),
     "LlamaForCausalLM": ("llama", "Llama"),
     "MistralForCausalLM": ("mistral", "Mistral"),
