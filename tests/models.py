@@ -81,6 +81,7 @@ _CLASSES = {
     "bamba": ("BambaConfig", "BambaForCausalLM"),
     "nemotron_h": ("NemotronHConfig", "NemotronHForCausalLM"),
     "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM"),
+    "minimax": ("MiniMaxConfig", "MiniMaxForCausalLM"),
     "kimi_linear": ("KimiLinearConfig", "KimiLinearForCausalLM"),
     "bailing_hybrid": ("BailingHybridConfig", "BailingHybridForCausalLM"),
     "falcon_h1": ("FalconH1Config", "FalconH1ForCausalLM"),
@@ -451,6 +452,10 @@ def make_model(
         fields |= {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2}
         # transformers divides the filters of the convolution into equal parts when it saves them.
         fields |= {"linear_key_head_dim": 12, "linear_value_head_dim": 12, "pad_token_id": None}
+    if kind == "minimax":
+        fields |= {"num_hidden_layers": 4, "num_local_experts": 6, "block_size": 5, "head_dim": 12}
+        fields |= {"full_attn_alpha_factor": 1.5, "full_attn_beta_factor": 0.7, "mlp_alpha_factor": 1.3}
+        fields |= {"linear_attn_alpha_factor": 1.2, "linear_attn_beta_factor": 0.8, "mlp_beta_factor": 1.0}
     if kind in ("kimi_linear", "bailing_hybrid"):
         fields |= {"num_hidden_layers": 5, "num_key_value_heads": 4, "moe_intermediate_size": 24, "pad_token_id": None}
         fields |= {"num_local_experts": 6, "num_experts_per_tok": 2, "n_group": 3, "topk_group": 2, "kv_lora_rank": 16}

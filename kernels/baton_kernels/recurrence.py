@@ -52,10 +52,10 @@ def _recurrence_kernel(
     VALUE_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, LENGTH: tl.constexpr, RECENT: tl.constexpr,
     PAGE: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEY_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr, EPS: tl.constexpr, BIAS: tl.constexpr, DELTA: tl.constexpr, SKIP: tl.constexpr,
-    MOST: tl.constexpr, LEAST: tl.constexpr, BY_ELEMENT: tl.constexpr, OVERLAP: tl.constexpr,
+    MOST: tl.constexpr, LEAST: tl.constexpr, STEPS: tl.constexpr, BY_ELEMENT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """KEY, VALUE: elements of a head. KEY_DIM, VALUE_DIM: float32 numbers of a group in a row of a plane. BY_ELEMENT:
-    each element of a key has a rate."""
+    """KEY, VALUE: elements of a head. KEY_DIM, VALUE_DIM: float32 numbers of a group in a row of a plane. STEPS:
+    steps have lengths. BY_ELEMENT: each element of a key has a rate."""
     let_next_start(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -91,7 +91,8 @@ def _recurrence_kernel(
         rate_at, has_rate = head * KEY + k[:, None], is_key[:, None]
     else:
         rate_at, has_rate = head, True
-    bias = tl.load(rate_bias + rate_at, mask=has_rate, other=0.0)
+    if STEPS:
+        bias = tl.load(rate_bias + rate_at, mask=has_rate, other=0.0)
     wait_for_inputs(OVERLAP)
     last = tl.maximum(before, 0) // PAGE
     state = tl.load(states + last * block_size, mask=within & has_before, other=0.0)
@@ -110,8 +111,10 @@ def _recurrence_kernel(
             inputs, filters, conv_bias, block, value, value_place, group, is_value, token, start, slot, has_before,
             input_stride, GROUPS, VALUE_DIM, KEPT, LENGTH, RECENT, INPUTS, BIAS,
         )  # fmt: skip
-        move = tl.load(rates + token * rate_stride + rate_at, mask=has_rate, other=0.0).to(tl.float32) + bias
-        step = tl.where(move > 20.0, move, tl.log(1.0 + tl.exp(tl.minimum(move, 20.0))))
+        step = 1.0
+        if STEPS:
+            move = tl.load(rates + token * rate_stride + rate_at, mask=has_rate, other=0.0).to(tl.float32) + bias
+            step = tl.where(move > 20.0, move, tl.log(1.0 + tl.exp(tl.minimum(move, 20.0))))
         state = state * tl.exp(LEAST * tl.sigmoid(-rate * move) if LEAST != 0.0 else rate * step)
         if DELTA:
             q = q * (tl.rsqrt(tl.sum(q * q, 0) + EPS) * KEY**-0.5)
@@ -181,21 +184,25 @@ def recurrence(
 ) -> torch.Tensor:
     """Compute recurrence_reference."""
     inputs, filters, bias, rates, gates, log_decay, rate_bias, skip, most, least = given
+    # A kernel takes something in place of each tensor that there is not, and does not read it.
     tokens, (page, groups) = len(inputs), keys.shape[1:3]
     planes = [plane.view(torch.float32) for plane in (keys, values)]
     out = inputs.new_empty(tokens, shape.value_heads, shape.value_dim)
     block = min(triton.next_power_of_2(shape.value_dim), _MOST_VALUES)
     overlap = overlap_options(out.device)
     _recurrence_kernel[(tokens, shape.value_heads, triton.cdiv(shape.value_dim, block))](
-        inputs, filters, filters if bias is None else bias, rates, rates if gates is None else gates, log_decay,
-        rate_bias, rate_bias if skip is None else skip, slots, *planes, out, tokens, slots.stride(0),
-        inputs.stride(0), rates.stride(0), 0 if gates is None else gates.stride(0), GROUPS=groups,
+        inputs, filters, _given(bias, filters), _given(rates, inputs), _given(gates, inputs), log_decay,
+        _given(rate_bias, log_decay), _given(skip, log_decay), slots, *planes, out, tokens, slots.stride(0),
+        inputs.stride(0), _given(rates, inputs).stride(0), _given(gates, inputs).stride(0), GROUPS=groups,
         KEY_HEADS=shape.key_heads, VALUE_HEADS=shape.value_heads, KEY=shape.key_dim, VALUE=shape.value_dim,
         LENGTH=shape.length, RECENT=shape.recent, PAGE=page, KEY_DIM=planes[0].shape[3], VALUE_DIM=planes[1].shape[3],
         KEY_BLOCK=triton.next_power_of_2(shape.key_dim), VALUE_BLOCK=block, EPS=NORM_EPS, BIAS=bias is not None,
         DELTA=gates is not None, SKIP=skip is not None, MOST=most, LEAST=least,
-        BY_ELEMENT=rates.shape[1] > shape.value_heads, num_warps=4, **overlap,
+        STEPS=rates is not None,
+        BY_ELEMENT=rates is not None and rates.shape[1] > shape.value_heads, num_warps=4, **overlap,
     )  # fmt: skip
+    if shape.length == 1:
+        return out
     first = (shape.group_heads - shape.first_heads) * shape.key_dim * shape.value_dim
     _keep_inputs_kernel[(tokens, triton.cdiv(shape.channels, _CHANNELS))](
         inputs, slots, planes[1], tokens, slots.stride(0), inputs.stride(0), GROUPS=groups, KEYS=shape.keys,
@@ -203,3 +210,7 @@ def recurrence(
         DIM=planes[1].shape[3], BLOCK=_CHANNELS, num_warps=4, **overlap,
     )  # fmt: skip
     return out
+
+
+def _given(tensor: torch.Tensor | None, instead: torch.Tensor) -> torch.Tensor:
+    return instead if tensor is None else tensor

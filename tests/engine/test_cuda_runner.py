@@ -116,6 +116,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "longcat_flash",
         "mimo_v2_flash",
         "mistral_large4",
+        "minimax",
         "modernbert_decoder",
         "molmo2",
         "muse_glimmer",

@@ -581,6 +581,16 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "olmo_hybrid",
         {"rope_parameters": None, "linear_allow_neg_eigval": False, "num_key_value_heads": 4, "attention_bias": True},
     ),
+    "minimax": ("minimax", {}),
+    "minimax-without-factors": (
+        "minimax",
+        {
+            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+            "num_key_value_heads": 4,
+            **{f"{part}_factor": 1 for part in ("full_attn_alpha", "full_attn_beta", "linear_attn_alpha")},
+            **{f"{part}_factor": 1 for part in ("linear_attn_beta", "mlp_alpha")},
+        },
+    ),
     "kimi-linear": ("kimi_linear", {}),
     "kimi-linear-low-rank-queries": (
         "kimi_linear",
@@ -1362,6 +1372,14 @@ _SARVAM_MLA = {
     "rope_parameters": None, "rope_scaling": {**ROPES["yarn of DeepSeek"], "rope_type": "deepseek_yarn"},
 }  # fmt: skip
 
+_MINIMAX_TEXT = {
+    "layer_types": None, "attn_type_list": [1, 0, 1, 0], "postnorm": True, "rotary_dim": 12,
+    **{f"{part}_factor": None for part in ("full_attn_alpha", "full_attn_beta", "linear_attn_alpha")},
+    **{f"{part}_factor": None for part in ("linear_attn_beta", "mlp_alpha", "mlp_beta")},
+    "layernorm_full_attention_alpha": 1.5, "layernorm_full_attention_beta": 0.7, "layernorm_mlp_alpha": 1.3,
+    "layernorm_linear_attention_alpha": 1.2, "layernorm_linear_attention_beta": 0.8, "layernorm_mlp_beta": 1,
+}  # fmt: skip
+
 
 @pytest.mark.parametrize(
     ("family", "overrides", "architecture", "changed"),
@@ -1374,6 +1392,7 @@ _SARVAM_MLA = {
             {"moe_shared_expert_intermediate_size": 80},
         ),
         ("deepseek_v3", {"rope": "yarn of DeepSeek"}, "SarvamMLAForCausalLM", _SARVAM_MLA),
+        ("minimax", {}, "MiniMaxText01ForCausalLM", _MINIMAX_TEXT),
         ("qwen2", {}, "DotsOCRForCausalLM", {"vision_config": {"embed_dim": 32}}),
     ],
 )

@@ -44,6 +44,7 @@ from baton_engine.models.longcat_flash import LongcatFlashConfig
 from baton_engine.models.mimo_v2_flash import MiMoV2FlashConfig
 from baton_engine.models.minicpm import MiniCpmConfig
 from baton_engine.models.minicpm3 import MiniCpm3Config
+from baton_engine.models.minimax import MiniMaxConfig
 from baton_engine.models.mistral_large4 import MistralLarge4Config
 from baton_engine.models.mllama import MllamaConfig
 from baton_engine.models.modernbert_decoder import ModernBertDecoderConfig
@@ -661,6 +662,34 @@ def test_kimi_linear_and_ling_3() -> None:
     assert [layer for layer, window in enumerate(ling.sliding_windows) if window is None] == [5, 11]
     assert (ling.dense_layers, ling.least, ling.states.key_dim, ling.rope.theta) == ({0, 1}, -5.0, 128, 6e6)
     assert (ling.routing.groups, ling.routing.used_groups, ling.num_experts) == (4, 4, 64)
+
+
+def test_minimax() -> None:
+    fields: dict[str, Any] = {
+        "attn_type_list": [0, 0, 0, 0, 0, 0, 0, 1] * 10, "head_dim": 128, "hidden_size": 6144,
+        "intermediate_size": 9216, "layernorm_full_attention_alpha": 3.5565588200778455,
+        "layernorm_full_attention_beta": 1.0, "layernorm_linear_attention_alpha": 3.5565588200778455,
+        "layernorm_linear_attention_beta": 1.0, "layernorm_mlp_alpha": 3.5565588200778455, "layernorm_mlp_beta": 1.0,
+        "max_position_embeddings": 10240000, "num_attention_heads": 64, "num_experts_per_tok": 2,
+        "num_hidden_layers": 80, "num_key_value_heads": 8, "num_local_experts": 32, "postnorm": True,
+        "rms_norm_eps": 1e-05, "rope_theta": 10000000, "rotary_dim": 64, "shared_intermediate_size": 0,
+        "sliding_window": None, "vocab_size": 200064,
+    }  # fmt: skip
+    config = parse("MiniMaxM1ForCausalLM", **fields)
+    assert isinstance(config, MiniMaxConfig)
+    assert [layer for layer in range(80) if layer not in config.state_layers] == list(range(7, 80, 8))
+    assert (config.rope.partial, config.rope.theta, config.routing.count) == (0.5, 1e7, 2)
+    assert config.factors == ((3.5565588200778455, 1.0),) * 3
+    assert config.states is not None
+    # A group of 8 heads has 4 states in each plane, and no inputs of a convolution.
+    assert config.states.plane_elements == (4 << 14, 4 << 14)
+    assert config.kv_layout("bfloat16").state_rows == 1024
+    with pytest.raises(ConfigError, match=r"postnorm in config.json must be true"):
+        parse("MiniMaxM1ForCausalLM", **{**fields, "postnorm": False})
+    with pytest.raises(ConfigError, match=r"attn_type_list in config.json must have 0 or 1 for each layer"):
+        parse("MiniMaxM1ForCausalLM", **{**fields, "attn_type_list": [0, 1, 2] + [1] * 77})
+    with pytest.raises(ConfigError, match=r"sliding_window 99 in config.json is not served"):
+        parse("MiniMaxForCausalLM", **{**fields, "sliding_window": 99})
 
 
 def test_qwen3_next() -> None:

@@ -14,7 +14,15 @@ SHAPES = {
     "two-groups": StateShape(2, 2, 4, 6, 5, 4),
     "shared-keys": StateShape(1, 1, 3, 8, 8, 3),
     "as-many-keys": StateShape(2, 4, 4, 4, 40, 2),
+    "no-convolution": StateShape(2, 2, 4, 5, 6, 1),
 }
+CASES = [
+    *((rule, shape) for rule in ("delta", "mamba") for shape in SHAPES),
+    ("delta by element", "two-groups"),
+    ("delta by element", "shared-keys"),
+    ("bounded delta by element", "as-many-keys"),
+    ("steady mamba", "no-convolution"),
+]
 
 
 def whole_sequence(
@@ -44,11 +52,11 @@ def whole_sequence(
 
 
 @pytest.mark.parametrize("op", [recurrence_reference, recurrence], ids=["reference", "kernel"])
-@pytest.mark.parametrize("rule", ["delta", "delta by element", "bounded delta by element", "mamba"])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(("rule", "name"), CASES)
 def test_chunks_of_sequences_give_the_results_of_each_whole_one(
-    op: type, rule: str, shape: StateShape, device: torch.device
+    op: type, rule: str, name: str, device: torch.device
 ) -> None:
+    shape = SHAPES[name]
     lengths, heads, delta, least = (11, 1, 14), shape.value_heads, "delta" in rule, -3.0 if "bounded" in rule else 0.0
     sizes = [shape.channels, heads * (shape.key_dim if "element" in rule else 1), heads]
     filters = torch.randn(shape.channels, shape.length, device=device) / 2
@@ -63,6 +71,9 @@ def test_chunks_of_sequences_give_the_results_of_each_whole_one(
         moves = (rates + rate_bias).unflatten(1, (heads, -1))
         step, speed = functional.softplus(moves), log_decay.double().exp()[:, None]
         decays = torch.exp(least * torch.sigmoid(speed * moves) if least else -speed * step)
+        if "steady" in rule:
+            step = torch.ones_like(step)
+            decays = torch.exp(-speed * step)
         parts, zeros = gates.sigmoid() if delta else step[..., 0], torch.zeros(shape.channels).double().to(device)
         plus = (zeros, zeros) if delta else (bias.double(), skip.double())
         expected.append(whole_sequence(x, filters.double(), plus[0], decays, parts, delta, plus[1], shape))
@@ -72,7 +83,8 @@ def test_chunks_of_sequences_give_the_results_of_each_whole_one(
 
     def compute(x: torch.Tensor, rates: torch.Tensor, gates: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         replaced = gates if delta else None
-        given = StateInputs(x, filters, added[0], rates, replaced, log_decay, rate_bias, added[1], least=least)
+        moves = (None, None) if "steady" in rule else (rates, rate_bias)
+        given = StateInputs(x, filters, added[0], moves[0], replaced, log_decay, moves[1], added[1], least=least)
         result: torch.Tensor = op(given, slots, keys, values, shape)
         return result
 

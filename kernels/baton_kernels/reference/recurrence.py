@@ -70,7 +70,7 @@ class StateShape(NamedTuple):
     def recent(self) -> int:
         """How many inputs of the convolution have a place: a power of two. That of a token is its position modulo this
         number."""
-        return 1 << (self.length - 2).bit_length()
+        return 1 << (self.length - 2).bit_length() if self.length > 1 else 0
 
     @property
     def plane_elements(self) -> tuple[int, int]:
@@ -109,7 +109,8 @@ class StateInputs(NamedTuple):
     inputs: [T, channels], those of the convolution: queries, keys, values. filters: [channels, length], the last
     element for the token itself. bias: [channels], of the convolution. rates: [T, value_heads]: a token's step has the
     length softplus(rate + rate_bias), and a state decays by exp(-exp(log_decay) * step). With the delta rule, rates can
-    also be [T, value_heads * key_dim], with such a step for each element of a key. gates: [T, value_heads], with the
+    also be [T, value_heads * key_dim], with such a step for each element of a key. None = all steps have the length 1,
+    as in lightning attention, which is Mamba 2 apart from that. gates: [T, value_heads], with the
     delta rule: most * sigmoid(gate) is the part of the known value that is replaced; None = Mamba 2. log_decay:
     [value_heads] float32. rate_bias: float32, as many as a token has rates. skip: [value_heads] float32, of the token's
     value in the result. least: unless it is 0, a state decays by exp(least * sigmoid(exp(log_decay) * (rate +
@@ -119,10 +120,10 @@ class StateInputs(NamedTuple):
     inputs: torch.Tensor
     filters: torch.Tensor
     bias: torch.Tensor | None
-    rates: torch.Tensor
+    rates: torch.Tensor | None
     gates: torch.Tensor | None
     log_decay: torch.Tensor
-    rate_bias: torch.Tensor
+    rate_bias: torch.Tensor | None
     skip: torch.Tensor | None
     most: float = 1.0
     least: float = 0.0
@@ -145,8 +146,12 @@ def recurrence_reference(
     rows = _by_group(inputs, shape)
     added = 0.0 if bias is None else _by_group(bias[None], shape)[0].float()
     # [T, value_heads, elements of a key or 1]
-    moves, speed = (rates.float() + rate_bias).unflatten(1, (shape.value_heads, -1)), torch.exp(log_decay)[:, None]
-    steps = functional.softplus(moves)
+    speed, moves = torch.exp(log_decay)[:, None], inputs.new_zeros(())
+    steps = torch.ones(len(inputs), shape.value_heads, 1, device=inputs.device)
+    if rates is not None:
+        assert rate_bias is not None
+        moves = (rates.float() + rate_bias).unflatten(1, (shape.value_heads, -1))
+        steps = functional.softplus(moves)
     decay = torch.exp(least * torch.sigmoid(speed * moves) if least else -speed * steps)
     parts = steps[..., 0] if gates is None else most * gates.float().sigmoid()
     out = inputs.new_empty(len(inputs), shape.value_heads, shape.value_dim)
@@ -202,7 +207,7 @@ def _read(planes: list[torch.Tensor], block: int, place: int, shape: StateShape)
     split = (shape.group_heads - shape.first_heads) * state
     second, recent = rest[:, :split], rest[:, split:]
     states = torch.cat([first, second], dim=1).view(shape.value_heads, shape.key_dim, shape.value_dim)
-    recent = recent.unflatten(1, (shape.recent, -1)).transpose(0, 1)
+    recent = recent.unflatten(1, (shape.recent, shape.channels // shape.groups)).transpose(0, 1)
     return states, recent[_places(place, shape)]
 
 

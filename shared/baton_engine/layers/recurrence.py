@@ -14,6 +14,7 @@ from baton_engine.shard import Columns, Rows, even_part
 from baton_engine.source import Source
 from baton_kernels.reference.recurrence import StateInputs, StateShape
 
+from .grouped_norm import GroupedNorm
 from .linear import Linear
 from .norm import RmsNorm
 
@@ -151,7 +152,7 @@ class Mamba2:
         ranks, inner, heads, groups = source.ranks, whole.values, whole.value_heads, how.groups
         if groups % ranks.count and ranks.count % groups:
             raise ConfigError(f"--tensor-parallel {ranks.count} does not divide the {groups} groups of Mamba's norms")
-        self._layer, self._op, self._ranks, self._how = layer, source.ops.recurrence, ranks, how
+        self._layer, self._op, self._how = layer, source.ops.recurrence, how
         self._shape = shape = whole.part(ranks.count)
         # The checkpoint has gates, values, keys, queries and rates.
         copies = torch.arange(groups * whole.key_dim).view(groups, -1).repeat_interleave(whole.key_heads // groups, 0)
@@ -175,9 +176,7 @@ class Mamba2:
         self._log_decay, self._rate_bias, self._skip = (
             source.take(name, (heads,), (own,), torch.float32) for name in ("A_log", "dt_bias", "D")
         )
-        self._norm = None
-        if how.norm:
-            self._norm = RmsNorm(source.at("norm"), inner, eps, part=even_part(inner, ranks, "channels"))
+        self._norm = GroupedNorm(source.at("norm"), inner, eps, groups, ranks) if how.norm else None
         self._output = Linear(source, ["out_proj"], [hidden], inner, bias=how.output_bias, shard=Rows(ranks))
 
     def __call__(self, x: InputRows, ctx: Context) -> torch.Tensor:
@@ -195,23 +194,8 @@ class Mamba2:
         planes = shape.planes(ctx.cache(self._layer)[1:])
         results = self._op(given, ctx.recent_slots(self._layer), *planes, shape)
         result, gate = results.flatten(1).float(), functional.silu(gates.float())
-        if self._how.norm == "result":
-            result = self._normed(result) * gate
-        else:
+        if self._norm is None:
             result = result * gate
-            result = self._normed(result) if self._how.norm else result
+        else:
+            result = self._norm(result) * gate if self._how.norm == "result" else self._norm(result * gate)
         return self._output(result.to(inputs.dtype))
-
-    def _normed(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the norm of each group of channels. x: [T, channels of this rank] float32."""
-        assert self._norm is not None
-        ranks, groups = self._ranks, self._how.groups
-        grouped = torch.unflatten(x, 1, (max(groups // ranks.count, 1), -1))
-        mean = grouped.square().mean(dim=2)
-        if groups < ranks.count:
-            # Several ranks have the channels of a group.
-            means, own = mean.new_zeros(len(x), groups), ranks.rank * groups // ranks.count
-            means[:, own : own + 1] = mean
-            mean = ranks.sum(means)[:, own : own + 1] / (ranks.count // groups)
-        scaled: torch.Tensor = (grouped * torch.rsqrt(mean + self._norm.eps)[:, :, None]).flatten(1)
-        return scaled.to(self._norm.weight.dtype) * self._norm.weight

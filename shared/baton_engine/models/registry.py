@@ -23,6 +23,7 @@ MODELS = {
     "Qwen3NextForCausalLM": ("qwen3_next", "Qwen3Next"),
     "Qwen3_5ForCausalLM": ("qwen3_next", "Qwen35"),
     "Qwen3_5MoeForCausalLM": ("qwen3_next", "Qwen35Moe"),
+    "MiniMaxForCausalLM": ("minimax", "MiniMax"),
     "KimiLinearForCausalLM": ("kimi_linear", "KimiLinear"),
     "BailingHybridForCausalLM": ("bailing_hybrid", "BailingHybrid"),
     "Lfm3ForCausalLM": ("lfm3", "Lfm3"),
@@ -139,6 +140,8 @@ MODELS = {
     "HrmTextForCausalLM": ("hrm_text", "HrmText"),
     "CTRLLMHeadModel": ("ctrl", "Ctrl"),
     # transformers does not have these.
+    "MiniMaxText01ForCausalLM": ("minimax", "MiniMaxText01"),
+    "MiniMaxM1ForCausalLM": ("minimax", "MiniMaxText01"),
     "InternLM2ForCausalLM": ("internlm2", "InternLm2"),
     "InternLM3ForCausalLM": ("internlm3", "InternLm3"),
     "InternLMForCausalLM": ("internlm", "InternLm"),
