@@ -442,6 +442,7 @@ def make_model(
     if kind == "nemotron_h":
         fields |= {"mamba_num_heads": 8, "mamba_head_dim": 12, "n_groups": 4, "ssm_state_size": 8, "head_dim": 16}
         fields |= {"layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp", "mlp"]}
+        fields |= {"n_routed_experts": 8, "moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56}
         del fields["num_hidden_layers"], fields["rope_parameters"]
     if kind == "falcon_h1":
         fields |= {"mamba_d_ssm": 96, "pad_token_id": None, "embedding_multiplier": 3.0, "lm_head_multiplier": 0.5}

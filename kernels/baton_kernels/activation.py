@@ -8,12 +8,12 @@ import triton.language as tl
 
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .quantize import fits_a_row, quantize_rows, rounded_rows, store_rounded
-from .reference.activation import ACTIVATIONS, ClampedGate, ExpertGate, LimitedGate
+from .reference.activation import ACTIVATIONS, ClampedGate, ExpertGate, LimitedGate, NoGate, is_gated
 from .reference.quantize import QuantizedRows, RowFormat
 
 
 @triton.jit
-def _activated(gate, dtype: tl.constexpr, GELU: tl.constexpr):
+def _silu_or_gelu(gate, dtype: tl.constexpr, GELU: tl.constexpr):
     """Return silu(gate), or with GELU gelu_tanh(gate), as float32 values."""
     # Values are rounded where the unfused computation rounds them: after the linear layer and after the activation.
     gate = gate.to(dtype).to(tl.float32)
@@ -26,10 +26,10 @@ def _activated(gate, dtype: tl.constexpr, GELU: tl.constexpr):
 
 
 @triton.jit
-def gated_by(gate, up, dtype: tl.constexpr, ACTIVATION: tl.constexpr):
-    """Return activation(gate) * up as float32 values. ACTIVATION: a key of ACTIVATIONS."""
+def activated(gate, dtype: tl.constexpr, ACTIVATION: tl.constexpr):
+    """Return activation(gate) as float32 values. ACTIVATION: a key of ACTIVATIONS."""
     if ACTIVATION == "silu" or ACTIVATION == "gelu_tanh":
-        result = _activated(gate, dtype, ACTIVATION == "gelu_tanh")
+        result = _silu_or_gelu(gate, dtype, ACTIVATION == "gelu_tanh")
     else:
         gate = gate.to(dtype).to(tl.float32)
         if ACTIVATION == "gelu":
@@ -43,13 +43,19 @@ def gated_by(gate, up, dtype: tl.constexpr, ACTIVATION: tl.constexpr):
             if ACTIVATION == "relu2":
                 result = result * result
         result = result.to(dtype).to(tl.float32)
-    return result * up.to(dtype).to(tl.float32)
+    return result
+
+
+@triton.jit
+def gated_by(gate, up, dtype: tl.constexpr, ACTIVATION: tl.constexpr):
+    """Return activation(gate) * up as float32 values. ACTIVATION: a key of ACTIVATIONS."""
+    return activated(gate, dtype, ACTIVATION) * up.to(dtype).to(tl.float32)
 
 
 @triton.jit
 def gated(gate, up, dtype: tl.constexpr, GELU: tl.constexpr):
     """Return silu(gate) * up, or with GELU gelu_tanh(gate) * up, as float32 values."""
-    return _activated(gate, dtype, GELU) * up.to(dtype).to(tl.float32)
+    return _silu_or_gelu(gate, dtype, GELU) * up.to(dtype).to(tl.float32)
 
 
 @triton.jit
@@ -67,21 +73,37 @@ def gate_of_expert(gate, up, dtype: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.
         up = tl.clamp(up.to(dtype).to(tl.float32), -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
         result = (up + 1) * gate / (1 + tl.exp(-ALPHA * gate))
     elif GATE == "limited":
-        gate = tl.minimum(_activated(gate, dtype, False), LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        gate = tl.minimum(_silu_or_gelu(gate, dtype, False), LIMIT, propagate_nan=tl.PropagateNan.ALL)
         result = gate * tl.clamp(up.to(dtype).to(tl.float32), -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
     else:
         result = gated_by(gate, up, dtype, GATE)
     return result
 
 
-def gate_options(gate: ExpertGate) -> dict[str, Any]:
-    """Return the kernel arguments that describe the gate of experts."""
+@triton.jit
+def unit_of_expert(
+    acc, acc_up, dtype: tl.constexpr, GATED: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr
+):  # fmt: skip
+    """Return what a product of experts stores, as float32 values. acc: its sums; with GATED those of gates, while
+    acc_up are those of ups. The other arguments are those that gate_options returns."""
+    if GATED:
+        acc = gate_of_expert(acc, acc_up, dtype, GATE, ALPHA, LIMIT)
+    elif GATE != "none":
+        acc = activated(acc, dtype, GATE)
+    return acc
+
+
+def gate_options(gate: ExpertGate | None) -> dict[str, Any]:
+    """Return the kernel arguments that describe the gate of experts. None = the product has no activation."""
+    name, alpha, limit = gate, 1.0, 0.0
     if isinstance(gate, ClampedGate):
-        return {"GATE": "clamped", "ALPHA": gate.alpha, "LIMIT": gate.limit}
-    if isinstance(gate, LimitedGate):
-        return {"GATE": "limited", "ALPHA": 1.0, "LIMIT": gate.limit}
-    assert gate in ACTIVATIONS, gate
-    return {"GATE": gate, "ALPHA": 1.0, "LIMIT": 0.0}
+        name, alpha, limit = "clamped", gate.alpha, gate.limit
+    elif isinstance(gate, LimitedGate):
+        name, limit = "limited", gate.limit
+    elif isinstance(gate, NoGate):
+        name = gate.activation
+    assert name in {*ACTIVATIONS, "clamped", "limited", None}, gate
+    return {"GATED": is_gated(gate), "GATE": name or "none", "ALPHA": alpha, "LIMIT": limit}
 
 
 @triton.jit

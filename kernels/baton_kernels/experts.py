@@ -8,13 +8,11 @@ sum does not depend on which program finishes first. A pair whose expert is NOT_
 kernel computes it or reads its result, which is not initialized.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
-from .activation import gate_of_expert, gate_options
+from .activation import gate_options, unit_of_expert
 from .hopper_experts import candidates as hopper_candidates
 from .hopper_experts import fits_hopper_experts, hopper_experts
 from .kernel_configs import ExpertLayer, ExpertsConfig, ProductConfig
@@ -35,8 +33,8 @@ FIXED = ExpertsConfig(16, ProductConfig(64, 64, 4, 3), ProductConfig(64, 64, 4, 
 @triton.jit
 def _gate_up_row_kernel(
     x, weight, bias, experts, out, outputs, INNER: tl.constexpr, COUNT: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr,
-    BLOCK_INNER: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    BLOCK_INNER: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     pair = tl.program_id(0).to(tl.int64)
@@ -48,8 +46,9 @@ def _gate_up_row_kernel(
     expert = tl.load(experts + pair).to(tl.int64)
     if expert < 0:
         return
-    gate = expert * 2 * outputs + output
-    at = weight + gate[:, None] * INNER + inner[None, :]
+    halves: tl.constexpr = 2 if GATED else 1
+    w_row = expert * halves * outputs + output
+    at = weight + w_row[:, None] * INNER + inner[None, :]
     up_at = at + tl.cast(outputs, tl.int64) * INNER
     acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_INNER], tl.float32)
     acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_INNER], tl.float32)
@@ -57,15 +56,19 @@ def _gate_up_row_kernel(
         known = first + inner < INNER
         there = real[:, None] & known[None, :]
         w = tl.load(at + first, mask=there, other=0.0)
-        w_up = tl.load(up_at + first, mask=there, other=0.0)
+        # Both loads come before the first sum, so that they wait for memory together.
+        if GATED:
+            w_up = tl.load(up_at + first, mask=there, other=0.0)
         values = tl.load(x_at + first, mask=known, other=0.0).to(tl.float32)[None, :]
         acc += w.to(tl.float32) * values
-        acc_up += w_up.to(tl.float32) * values
+        if GATED:
+            acc_up += w_up.to(tl.float32) * values
     result, result_up = tl.sum(acc, axis=1), tl.sum(acc_up, axis=1)
     if BIAS:
-        result += tl.load(bias + gate, mask=real, other=0.0).to(tl.float32)
-        result_up += tl.load(bias + gate + outputs, mask=real, other=0.0).to(tl.float32)
-    result = gate_of_expert(result, result_up, out.dtype.element_ty, GATE, ALPHA, LIMIT)
+        result += tl.load(bias + w_row, mask=real, other=0.0).to(tl.float32)
+        if GATED:
+            result_up += tl.load(bias + w_row + outputs, mask=real, other=0.0).to(tl.float32)
+    result = unit_of_expert(result, result_up, out.dtype.element_ty, GATED, GATE, ALPHA, LIMIT)
     tl.store(out + pair * outputs + output, result.to(out.dtype.element_ty), mask=real)
 
 
@@ -139,10 +142,9 @@ def _blocks_kernel(
             acc_up = tl.dot(w_up, values, acc_up, input_precision="ieee")
     if BIAS:
         acc += tl.load(bias + w_row).to(tl.float32)[:, None]
-    if GATED:
-        if BIAS:
+        if GATED:
             acc_up += tl.load(bias + w_row + outputs).to(tl.float32)[:, None]
-        acc = gate_of_expert(acc, acc_up, out.dtype.element_ty, GATE, ALPHA, LIMIT)
+    acc = unit_of_expert(acc, acc_up, out.dtype.element_ty, GATED, GATE, ALPHA, LIMIT)
     at = out + pair[None, :] * outputs + output[:, None]
     tl.store(at, acc.to(out.dtype.element_ty), mask=(output < outputs)[:, None] & (pair >= 0)[None, :])
 
@@ -165,10 +167,6 @@ def _sum_kernel(
     tl.store(out + token * SIZE + column, total.to(out.dtype.element_ty), mask=column < SIZE)
 
 
-def _gate_options(held: ExpertWeights) -> dict[str, Any]:
-    return {"BIAS": held.gate_up_bias is not None, **gate_options(held.gate)}
-
-
 def _by_rows(
     x: torch.Tensor, held: ExpertWeights, weights: torch.Tensor, experts: torch.Tensor, config: ExpertsConfig
 ) -> torch.Tensor:
@@ -180,7 +178,7 @@ def _by_rows(
     _gate_up_row_kernel[(tokens * count, triton.cdiv(size, first.block_outputs))](
         x, held.gate_up, held.gate_up if held.gate_up_bias is None else held.gate_up_bias, experts, inner, size,
         INNER=hidden, COUNT=count, BLOCK_OUTPUTS=first.block_outputs, BLOCK_INNER=first.block_inner,
-        num_warps=first.num_warps, **_gate_options(held), **options,
+        BIAS=held.gate_up_bias is not None, num_warps=first.num_warps, **gate_options(held.gate), **options,
     )  # fmt: skip
     _down_row_kernel[(tokens, triton.cdiv(hidden, second.block_outputs))](
         inner, held.down, held.down if held.down_bias is None else held.down_bias, weights, experts, out, hidden,
@@ -202,19 +200,18 @@ def _by_blocks(
         return add_pairs(results, weights, experts)
     inner = x.new_empty(tokens * count, size)
     options = overlap_options(x.device)
-    down = {**_gate_options(held), "BIAS": held.down_bias is not None}
     # The rows of x belong to tokens, those of `inner` to pairs.
-    for values, weight, bias, to, rows, tiles, flags in (
-        (x, held.gate_up, held.gate_up_bias, inner, count, config.gate_up, {"GATED": True, **_gate_options(held)}),
-        (inner, held.down, held.down_bias, results, 1, config.down, {"GATED": False, **down}),
+    for values, weight, bias, to, rows, tiles, gate in (
+        (x, held.gate_up, held.gate_up_bias, inner, count, config.gate_up, held.gate),
+        (inner, held.down, held.down_bias, results, 1, config.down, None),
     ):
         outputs, inner_size = to.shape[1], values.shape[1]
         blocks = len(groups.block_experts)
         _blocks_kernel[(blocks * triton.cdiv(outputs, tiles.block_outputs),)](
             values, weight, weight if bias is None else bias, *groups, to, outputs, inner_size, rows, blocks,
             BLOCK_ROWS=config.block_rows, BLOCK_OUTPUTS=tiles.block_outputs, BLOCK_INNER=tiles.block_inner,
-            EVEN=inner_size % tiles.block_inner == 0, num_warps=tiles.num_warps,
-            num_stages=tiles.num_stages, **flags, **options,
+            EVEN=inner_size % tiles.block_inner == 0, BIAS=bias is not None, num_warps=tiles.num_warps,
+            num_stages=tiles.num_stages, **gate_options(gate), **options,
         )  # fmt: skip
     return add_pairs(results, weights, experts)
 

@@ -12,6 +12,7 @@ from .hopper_products import Pairs
 from .kernel_configs import ExpertLayer, ExpertsConfig, LinearConfig
 from .pair_groups import PairGroups
 from .pair_rows import gather_rows, quantize_pairs
+from .reference.activation import is_gated
 from .reference.experts import ExpertWeights
 from .reference.grouped_linear import GroupedWeight
 from .reference.quantize import RowFormat
@@ -44,7 +45,7 @@ def hopper_experts(
     """Compute the results of pairs, [pairs, hidden], where fits_hopper_experts. count: experts of a token."""
     gate_up, down = held.gate_up, held.down
     outputs = (gate_up if isinstance(gate_up, torch.Tensor) else gate_up.codes).shape[1]
-    inner = x.new_empty(len(groups.order), outputs // 2)
+    inner = x.new_empty(len(groups.order), outputs // 2 if is_gated(held.gate) else outputs)
     rows = held.rows if isinstance(held, QuantizedExperts) else None
     tiles = [
         LinearConfig(config.block_rows, *each[:2], 1, *each[2:], hopper=True) for each in (config.gate_up, config.down)
@@ -64,17 +65,18 @@ def _product(
     count: int,
 ) -> None:
     """Multiply rows with the weights of the experts of their pairs. count: experts of a token, if the rows of x are
-    tokens, for the gated product; 0 = the rows of x are in the order of the groups."""
+    tokens; 0 = they are in the order of the groups."""
+    gated = is_gated(pairs.gate)
     if isinstance(weight, ScaledWeight):
         assert rows is not None
-        hopper_scaled(quantize_pairs(x, pairs.groups, rows, count), weight, bias, count > 0, config, out, pairs)
+        hopper_scaled(quantize_pairs(x, pairs.groups, rows, count), weight, bias, gated, config, out, pairs)
         return
     if count:
         x = gather_rows(x, pairs.groups, count)
     if isinstance(weight, GroupedWeight):
-        hopper_codes(x, weight, bias, count > 0, config, out, pairs)
+        hopper_codes(x, weight, bias, gated, config, out, pairs)
     else:
-        hopper_numbers(x, weight, bias, count > 0, config, out, pairs)
+        hopper_numbers(x, weight, bias, gated, config, out, pairs)
 
 
 def _operands(held: Experts) -> Operands:

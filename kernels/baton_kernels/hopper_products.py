@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from .activation import gate_of_expert, gate_options
+from .activation import activated, gate_of_expert, gate_options
 from .kernel_configs import LinearConfig
 from .overlap import let_next_start, wait_for_inputs
 from .pair_groups import PairGroups
@@ -34,15 +34,15 @@ _MOST_REGISTERS = 168  # of each thread at the start of a program of 12 warps th
 
 class Flags(NamedTuple):
     """The compile-time facts of a product. groups: the number of warp groups that multiply. experts: rows are pairs.
-    ordered: results go to the rows that an order names. parted: sums are cut into parts (split-K). gate, alpha, limit:
-    the activation of the gate and its parameters."""
+    ordered: results go to the rows that an order names. parted: sums are cut into parts (split-K). gated, gate, alpha,
+    limit: as gate_options returns them."""
 
     groups: int
-    gated: bool
     bias: bool
     experts: bool
     ordered: bool
     parted: bool
+    gated: bool
     gate: str
     alpha: float
     limit: float
@@ -51,11 +51,12 @@ class Flags(NamedTuple):
 class Pairs(NamedTuple):
     """The rows of a product with the weights of experts: pairs in the order of groups. Each block of rows is multiplied
     with the weight of its expert; weight and bias have the expert as their first dimension. ordered: results go to the
-    rows that groups.order names, otherwise they keep the order of the groups. gate: as in QuantizedExperts."""
+    rows that groups.order names, otherwise they keep the order of the groups. gate: as in QuantizedExperts, for the
+    first of the two products; None = the second one."""
 
     groups: PairGroups
     ordered: bool = False
-    gate: ExpertGate = "silu"
+    gate: ExpertGate | None = None
 
 
 class Tiles(NamedTuple):
@@ -197,6 +198,9 @@ def _store(acc, results, place, GROUP: gl.constexpr, FLAGS: gl.constexpr):
     if FLAGS.gated:
         result = _gated(acc, out.dtype.element_ty, FLAGS)
     else:
+        GATE: gl.constexpr = FLAGS.gate
+        if GATE != "none":
+            acc = activated(acc, out.dtype.element_ty, GATE)
         result = acc.to(out.dtype.element_ty)
     lanes: gl.constexpr = half // 8
     layout: gl.constexpr = gl.BlockedLayout([8, 1], [lanes, 32 // lanes], [1, 4], [0, 1])
@@ -323,8 +327,8 @@ def hopper_product(
         cells = programs * config.splits * config.block_outputs * config.block_rows
         partial = torch.empty(cells, dtype=torch.float32, device=x.device)
     flags = Flags(
-        warp_groups, gated, bias is not None, pairs is not None, bool(pairs and pairs.ordered), config.splits > 1,
-        *gate_options(pairs.gate if pairs else gate).values(),
+        warp_groups, bias is not None, pairs is not None, bool(pairs and pairs.ordered), config.splits > 1,
+        *gate_options(pairs.gate if pairs else gate if gated else None).values(),
     )  # fmt: skip
     stage = sum(each[0] * each[1] * tensor.element_size() for each, tensor in ((block, x), (w_block, weight)))
     stage += (config.block_outputs - w_block[0]) * w_block[1] * weight.element_size()

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .activation import gate_of_expert, gate_options
+from .activation import gate_options, unit_of_expert
 from .experts import add_pairs
 from .grouped_codes import grouped_operands, multiply
 from .grouped_linear import grouped_format
@@ -20,6 +20,7 @@ from .kernel_configs import ExpertLayer, ExpertsConfig, ProductConfig
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .pair_groups import PairGroups, group_pairs
 from .quantize import quantize_rows
+from .reference.activation import is_gated
 from .reference.grouped_linear import GroupedWeight
 from .reference.quantized_experts import QuantizedExperts
 from .reference.scaled_linear import ScaledWeight
@@ -42,10 +43,9 @@ def _finish(
     """Store the results of pairs. Their sums are [outputs, rows] in float32."""
     if BIAS:
         acc += tl.load(bias + w_row).to(tl.float32)[:, None]
-    if GATED:
-        if BIAS:
+        if GATED:
             acc_up += tl.load(bias + w_row + outputs).to(tl.float32)[:, None]
-        acc = gate_of_expert(acc, acc_up, out.dtype.element_ty, GATE, ALPHA, LIMIT)
+    acc = unit_of_expert(acc, acc_up, out.dtype.element_ty, GATED, GATE, ALPHA, LIMIT)
     at = out + pair[None, :] * outputs + output[:, None]
     tl.store(at, acc.to(out.dtype.element_ty), mask=(output < outputs)[:, None] & (pair >= 0)[None, :])
 
@@ -156,11 +156,11 @@ def run_quantized_experts(
     tokens, count = experts.shape
     assert not isinstance(held.gate_up, torch.Tensor)
     assert not isinstance(held.down, torch.Tensor)
-    num_experts, both, _ = held.gate_up.codes.shape
-    hidden = x.shape[1]
+    num_experts, rows, _ = held.gate_up.codes.shape
+    hidden, size = x.shape[1], rows // 2 if is_gated(held.gate) else rows
     if config is None:
         whole_layer = held.layer_experts or num_experts
-        layer = ExpertLayer(count, whole_layer, hidden, both // 2)
+        layer = ExpertLayer(count, whole_layer, hidden, size)
         watch(_Codes(x.dtype), held, layer)
         shape = experts_format(held), *layer, x.device
         for each in compile_experts_first(*shape):
@@ -176,7 +176,7 @@ def run_quantized_experts(
         hopper_experts(x, held, groups, results, count, config)
     else:
         # The rows of x belong to tokens, those of `inner` to pairs.
-        inner = x.new_empty(tokens * count, both // 2)
+        inner = x.new_empty(tokens * count, size)
         _product(x, held.gate_up, held.gate_up_bias, held, groups, inner, count, config.block_rows, config.gate_up)
         _product(inner, held.down, held.down_bias, held, groups, results, 1, config.block_rows, config.down)
     return add_pairs(results, weights, experts)
@@ -240,9 +240,9 @@ def _product(
     """Store the products of rows x with the weights of the experts of their pairs, [pairs, outputs], in out."""
     outputs, blocks = out.shape[1], len(groups.block_experts)
     flags: dict[str, Any] = {
-        "BLOCK_ROWS": block_rows, "BLOCK_OUTPUTS": tiles.block_outputs, "GATED": weight is held.gate_up,
-        "BIAS": bias is not None, "num_warps": tiles.num_warps, "num_stages": tiles.num_stages,
-        **gate_options(held.gate),
+        "BLOCK_ROWS": block_rows, "BLOCK_OUTPUTS": tiles.block_outputs, "BIAS": bias is not None,
+        "num_warps": tiles.num_warps, "num_stages": tiles.num_stages,
+        **gate_options(held.gate if weight is held.gate_up else None),
     }  # fmt: skip
     grid = (blocks * triton.cdiv(outputs, tiles.block_outputs),)
     added = out if bias is None else bias

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .activation import gate_of_expert, gate_options
+from .activation import gate_options, unit_of_expert
 from .kernel_configs import ExpertsConfig, ProductConfig
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .quantize import quantize_rows
@@ -35,8 +35,8 @@ def _add_step(acc, w, values, w_scale_at, x_scale, INTEGERS: tl.constexpr, TILED
 def _gate_up_kernel(
     x, x_scales, weight, w_scales, bias, experts, out, outputs, groups, scale_rows, INNER: tl.constexpr,
     COUNT: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_INNER: tl.constexpr, ROWS_PER_SCALE: tl.constexpr,
-    INTEGERS: tl.constexpr, TILED: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.constexpr,
-    LIMIT: tl.constexpr, OVERLAP: tl.constexpr,
+    INTEGERS: tl.constexpr, TILED: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, GATE: tl.constexpr,
+    ALPHA: tl.constexpr, LIMIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     pair = tl.program_id(0).to(tl.int64)
@@ -49,8 +49,9 @@ def _gate_up_kernel(
     if expert < 0:
         return
     row = pair // COUNT
-    gate = expert * 2 * outputs + inside
-    at = weight + gate[:, None] * INNER + inner[None, :]
+    halves: tl.constexpr = 2 if GATED else 1
+    w_row = expert * halves * outputs + inside
+    at = weight + w_row[:, None] * INNER + inner[None, :]
     up_at = at + tl.cast(outputs, tl.int64) * INNER
     scale_at = w_scales + (expert * scale_rows + inside // ROWS_PER_SCALE) * groups
     up_scale_at = w_scales + (expert * scale_rows + (inside + outputs) // ROWS_PER_SCALE) * groups
@@ -61,20 +62,24 @@ def _gate_up_kernel(
         known = first + inner < INNER
         group = first // BLOCK_INNER if TILED else 0
         w = load_tile(at + first, known[None, :], even)
-        w_up = load_tile(up_at + first, known[None, :], even)
+        if GATED:
+            w_up = load_tile(up_at + first, known[None, :], even)
         values = load_tile(x + row * INNER + first + inner, known, even)[None, :]
         x_scale = tl.load(x_scales + row * groups + group)
         acc = _add_step(acc, w, values, scale_at + group, x_scale, INTEGERS, TILED)
-        acc_up = _add_step(acc_up, w_up, values, up_scale_at + group, x_scale, INTEGERS, TILED)
+        if GATED:
+            acc_up = _add_step(acc_up, w_up, values, up_scale_at + group, x_scale, INTEGERS, TILED)
     result, result_up = acc.to(tl.float32), acc_up.to(tl.float32)
     if not TILED:
         x_scale = tl.load(x_scales + row)
         result *= tl.load(scale_at) * x_scale
-        result_up *= tl.load(up_scale_at) * x_scale
+        if GATED:
+            result_up *= tl.load(up_scale_at) * x_scale
     if BIAS:
-        result += tl.load(bias + gate).to(tl.float32)
-        result_up += tl.load(bias + gate + outputs).to(tl.float32)
-    result = gate_of_expert(result, result_up, out.dtype.element_ty, GATE, ALPHA, LIMIT)
+        result += tl.load(bias + w_row).to(tl.float32)
+        if GATED:
+            result_up += tl.load(bias + w_row + outputs).to(tl.float32)
+    result = unit_of_expert(result, result_up, out.dtype.element_ty, GATED, GATE, ALPHA, LIMIT)
     tl.store(out + pair * outputs + output, result.to(out.dtype.element_ty), mask=output < outputs)
 
 

@@ -10,9 +10,10 @@ from baton_kernels.reference.activation import ExpertGate
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """A family's names for the parts of an expert. bias: each part has one. activation: that of the gate."""
+    """A family's names for the parts of an expert. gate: None = experts have no gates. bias: each part has one.
+    activation: that of the gate, or a NoGate."""
 
-    gate: str
+    gate: str | None
     up: str
     down: str
     bias: bool = False
@@ -21,6 +22,11 @@ class ExpertNames:
     def gated(self, activation: str) -> Self:
         """Return these names with an activation."""
         return replace(self, activation=activation)
+
+    @property
+    def inner(self) -> list[str]:
+        """The parts that compute an expert's hidden units, in the order in which their weights are stacked."""
+        return [self.up] if self.gate is None else [self.gate, self.up]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ class JoinedTensors:
     def __init__(
         self, source: Source, form: JoinedForm, names: ExpertNames, experts: int, hidden: int, size: int
     ) -> None:
-        """source: the source of the joined tensors. hidden, size: the inputs of an expert, and its hidden units."""
+        """source: the source of the joined tensors. names: with gates. hidden, size: the inputs of an expert, and its
+        hidden units."""
+        assert names.gate is not None
         self.dtype, self.device = source.dtype, source.device
         self._source, self._form, self._experts = source, form, experts
         # Whether a part is the first (0) or the second (1) one in its tensor; None = the tensor has no other.

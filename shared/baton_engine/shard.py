@@ -129,6 +129,13 @@ class Replicated:
 REPLICATED = Replicated()
 
 
+class Partial(Replicated):
+    """Each rank multiplies its own part of a sum with the whole weight, and the caller adds up the results."""
+
+    def __init__(self, ranks: Place) -> None:
+        self.adds_bias = ranks.rank == 0
+
+
 class Columns(Replicated):
     """Each rank computes a part of the outputs of each projection, and the results stay apart."""
 

@@ -95,7 +95,7 @@ class _RecordingMethod:
         return _RecordingExperts([
             (
                 product(source.at(str(number)), [names.down], hidden, size),
-                product(source.at(str(number)), [names.gate, names.up], size, hidden),
+                product(source.at(str(number)), names.inner, size, hidden),
             )
             for number in range(experts)
         ])  # fmt: skip

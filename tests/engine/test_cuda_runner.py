@@ -70,6 +70,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "mistral": {"hidden_act": "relu"},
     "mistral_large4": {"kv_source_layers": [0, 1, 0, 1], "index_topk": 100},
     "mixtral": {"hidden_act": "quick_gelu"},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "moe"]},
 }
 
 

@@ -635,6 +635,27 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "n_groups": 1,
         },
     ),
+    "nemotron-h-experts-groups": (
+        "nemotron_h",
+        {
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "moe"],
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "num_key_value_heads": 4,
+        },
+    ),
+    "nemotron-h-latent-experts-first-biases": (
+        "nemotron_h",
+        {
+            "layers_block_type": ["moe", "linear_attention", "full_attention", "moe"],
+            "moe_latent_size": 32,
+            "mlp_bias": True,
+            "norm_topk_prob": False,
+            "mlp_hidden_act": "gelu",
+            "initializer_range": 0.2,
+        },
+    ),
     "bamba-biases-groups": (
         "bamba",
         {

@@ -53,7 +53,7 @@ from baton_engine.models.molmo2 import Molmo2Config
 from baton_engine.models.muse_glimmer import MuseGlimmerConfig
 from baton_engine.models.muse_spark import MuseSparkConfig
 from baton_engine.models.nanochat import NanoChatConfig
-from baton_engine.models.nemotron_h import NemotronHConfig
+from baton_engine.models.nemotron_h import NemotronHConfig, NemotronHMoeConfig
 from baton_engine.models.olmo_hybrid import OlmoHybridConfig
 from baton_engine.models.opt import OptConfig
 from baton_engine.models.plamo3 import Plamo3Config
@@ -608,8 +608,6 @@ def test_falcon_h1_nemotron_h_and_olmo_hybrid() -> None:
     assert nemotron.blocks[3] == (("linear_attention", 6),)
     assert nemotron.blocks[8] == (("full_attention", 14), ("mlp", 15))
     assert nemotron.rope_of(0) is None
-    with pytest.raises(ConfigError, match="experts without gates, which NemotronHForCausalLM has"):
-        parse("NemotronHForCausalLM", **{**nano, "hybrid_override_pattern": "MEM*E"})
     with pytest.raises(ConfigError, match="it must name the block of each layer"):
         parse("NemotronHForCausalLM", **{**nano, "hybrid_override_pattern": "MXM*"})
     with pytest.raises(ConfigError, match="has no layer with Mamba or attention"):
@@ -690,6 +688,34 @@ def test_minimax() -> None:
         parse("MiniMaxM1ForCausalLM", **{**fields, "attn_type_list": [0, 1, 2] + [1] * 77})
     with pytest.raises(ConfigError, match=r"sliding_window 99 in config.json is not served"):
         parse("MiniMaxForCausalLM", **{**fields, "sliding_window": 99})
+
+
+def test_nemotron_3() -> None:
+    nano: dict[str, Any] = {
+        "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "mamba_head_dim": 64,
+        "mamba_num_heads": 64, "n_groups": 8, "num_attention_heads": 32, "num_hidden_layers": 52, "head_dim": 128,
+        "ssm_state_size": 128, "hidden_size": 2688, "intermediate_size": 1856, "moe_intermediate_size": 1856,
+        "moe_shared_expert_intermediate_size": 3712, "n_routed_experts": 128, "num_experts_per_tok": 6,
+        "routed_scaling_factor": 2.5, "norm_topk_prob": True, "n_group": 1, "topk_group": 1,
+    }  # fmt: skip
+    config = parse("NemotronHForCausalLM", **nano)
+    assert isinstance(config, NemotronHMoeConfig)
+    assert (config.num_layers, len(config.state_layers), config.num_experts, config.latent) == (29, 23, 128, 0)
+    assert config.blocks[2] == (("linear_attention", 4),)
+    assert config.blocks[3] == (("full_attention", 5), ("moe", 6))
+    assert (config.routing.count, config.routing.scale, config.routing.normalize) == (6, 2.5, True)
+    assert config.mlp_units * 29 == pytest.approx(23 * (6 * 1856 + 3712))
+    # An expert has two matrices.
+    around, each = 29 * config.attention_weights + 23 * 2688 * (128 + 2 * 3712), 23 * 2 * 2688 * 1856
+    assert config.layer_weights * 29 == pytest.approx(around + 6 * each, abs=29)
+    assert config.layer_weights_read(1e6) * 29 == pytest.approx(around + 128 * each)
+    latent = parse("NemotronHForCausalLM", **nano, moe_latent_size=1024)
+    projections, narrower = 23 * 2 * 2688 * 1024, 128 * 23 * 2 * 1024 * 1856
+    assert latent.layer_weights_read(1e6) * 29 == pytest.approx(around + projections + narrower)
+    with pytest.raises(ConfigError, match=r"n_group in config.json is 3; it must divide the 128 experts"):
+        parse("NemotronHForCausalLM", **{**nano, "n_group": 3})
+    with pytest.raises(ConfigError, match=r"num_experts_per_tok in config.json is 129; it must be at most 128"):
+        parse("NemotronHForCausalLM", **{**nano, "num_experts_per_tok": 129})
 
 
 def test_qwen3_next() -> None:

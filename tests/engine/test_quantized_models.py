@@ -250,9 +250,19 @@ def test_activations_of_four_bits_keep_theirs(base: Path, tmp_path: Path) -> Non
     assert_tokens_of(plain, tokens(folder))
 
 
-@pytest.fixture(scope="session")
-def sparse(tiny_model: MakeModel) -> Path:
-    return tiny_model("qwen3_moe", hidden_size=64, moe_intermediate_size=96)
+SPARSE: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        "moe_latent_size": 32,
+        "moe_shared_expert_intermediate_size": 64,
+    },
+}
+
+
+@pytest.fixture(scope="session", params=SPARSE)
+def sparse(request: pytest.FixtureRequest, tiny_model: MakeModel) -> Path:
+    return tiny_model(request.param, hidden_size=64, moe_intermediate_size=96, **SPARSE[request.param])
 
 
 @pytest.mark.parametrize("format", ["gptq", "fp8", "nvfp4"])

@@ -21,7 +21,7 @@ from baton_kernels import (
 from baton_kernels.hopper_products import Pairs
 from baton_kernels.kernel_configs import LinearConfig, Product
 from baton_kernels.pair_groups import PairGroups
-from baton_kernels.reference.activation import ClampedGate, LimitedGate
+from baton_kernels.reference.activation import ClampedGate, LimitedGate, NoGate
 from baton_kernels.reference.grouped_linear import GroupedWeight
 from baton_kernels.reference.paged_attention import AttentionVariant
 from baton_kernels.reference.quantize import QuantizedRows
@@ -117,6 +117,7 @@ def numbers() -> JITFunction:
     tiles = LinearConfig(16, 64, 128, 1, 4, 4)
     for gate in ("gelu", "quick_gelu", "relu2"):
         multiply(x, weight, None, True, tiles, x[:, :256], Pairs(groups, gate=gate))
+        multiply(x, weight, None, False, tiles, x[:, :512], Pairs(groups, gate=NoGate(gate)))
     multiply(x.half(), weight[0].half(), None, False, LinearConfig(256, 128, 64, 2, 8, 4), x[:, :512].half())
     fp8 = torch.float8_e4m3fn
     for dtype, tile in ((fp8, (1, 4096)), (fp8, (128, 128)), (torch.int8, (1, 4096))):

@@ -10,7 +10,7 @@ from baton_kernels.experts import FIXED, run_experts, run_experts_fixed
 from baton_kernels.kernel_configs import ExpertsConfig, ProductConfig
 from baton_kernels.pair_groups import group_pairs
 from baton_kernels.pair_rows import gather_rows, quantize_pairs
-from baton_kernels.reference.activation import ClampedGate, ExpertGate, LimitedGate
+from baton_kernels.reference.activation import ClampedGate, ExpertGate, LimitedGate, NoGate
 from baton_kernels.reference.experts import ExpertWeights, experts_reference
 from baton_kernels.reference.quantize import RowFormat, quantize_rows_reference
 from baton_kernels.reference.routing import NOT_OWN, Routing, choose_reference
@@ -84,6 +84,26 @@ def test_experts_with_other_gates(config: ExpertsConfig, gate: ExpertGate, devic
     weights, chosen = choices(9, 4, 2, device)
     expected = experts_reference(x.double(), wide(held), weights.double(), chosen)
     assert relative_error(run_experts(x, held, weights, chosen, config), expected) < 1e-5
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("activation", ["silu", "relu2"])
+@pytest.mark.parametrize("config", [config(1, 8, 32), config(16, 32, 16)])
+def test_experts_without_gates(config: ExpertsConfig, activation: str, biased: bool, device: torch.device) -> None:
+    x, held = torch.randn(9, 48, device=device), make_weights(4, 48, 24, device, biased)
+    bias = None if held.gate_up_bias is None else held.gate_up_bias[:, :24].contiguous()
+    ups = held.gate_up[:, :24].contiguous()
+    held = dataclasses.replace(held, gate_up=ups, gate_up_bias=bias, gate=NoGate(activation))
+    weights, chosen = choices(9, 4, 2, device)
+    chosen[4, 0] = NOT_OWN
+    expected = experts_reference(x.double(), wide(held), weights.double(), chosen)
+    assert relative_error(run_experts(x, held, weights, chosen, config), expected) < 1e-5
+    one = chosen[0].long()
+    units = torch.einsum("esh,h->es", ups[one], x[0]) + (0 if bias is None else bias[one])
+    units = units.clamp(min=0) ** 2 if activation == "relu2" else units * units.sigmoid()
+    results = torch.einsum("ehs,es->eh", held.down[one], units)
+    results += 0 if held.down_bias is None else held.down_bias[one]
+    assert relative_error(weights[0].to(x.dtype) @ results, expected[0]) < 1e-5
 
 
 @pytest.mark.usefixtures("poisoned")

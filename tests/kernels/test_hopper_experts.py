@@ -12,7 +12,7 @@ from baton_kernels.experts import run_experts
 from baton_kernels.hopper_experts import candidates, fits_hopper_experts
 from baton_kernels.kernel_configs import ExpertLayer, ExpertsConfig, ProductConfig
 from baton_kernels.quantized_experts import run_quantized_experts
-from baton_kernels.reference.activation import ClampedGate
+from baton_kernels.reference.activation import ClampedGate, NoGate
 from baton_kernels.reference.experts import ExpertWeights
 from baton_kernels.reference.grouped_linear import GroupedWeight, pack_four_bits
 from baton_kernels.reference.quantize import RowFormat
@@ -48,22 +48,24 @@ def weight(kind: str, outputs: int, inner: int) -> ExpertCodes:
     return ScaledWeight((numbers * 40).clamp(-127, 127).to(dtype), scales, tile)
 
 
-def layer(kind: str) -> QuantizedExperts:
-    gate_up, down = weight(kind, 2 * LAYER.size, LAYER.hidden), weight(kind, LAYER.hidden, LAYER.size)
+def layer(kind: str, gated: bool) -> QuantizedExperts:
+    units = 2 * LAYER.size if gated else LAYER.size
+    gate_up, down = weight(kind, units, LAYER.hidden), weight(kind, LAYER.hidden, LAYER.size)
     rows = RowFormat(down.codes.dtype, 128 if "tiles" in kind else 0) if isinstance(down, ScaledWeight) else None
     if kind != "e2m1":
         gate = {"numbers": "gelu", "fp8": "quick_gelu", "int8": "relu2"}.get(kind, "silu")
-        return QuantizedExperts(gate_up, down, gate=gate, rows=rows)
-    sizes = 2 * LAYER.size, LAYER.hidden
+        return QuantizedExperts(gate_up, down, gate=gate if gated else NoGate(gate), rows=rows)
+    sizes = units, LAYER.hidden
     biases = [torch.randn(LAYER.experts, size, dtype=BF16, device=DEVICE) for size in sizes]
-    return QuantizedExperts(gate_up, down, *biases, ClampedGate(1.7, 2.0))
+    return QuantizedExperts(gate_up, down, *biases, ClampedGate(1.7, 2.0) if gated else NoGate("relu2"))
 
 
 @on_hopper
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("kind", ["numbers", "int4", "e2m1", "fp8", "fp8 in tiles", "int8"])
-def test_layers_of_experts(kind: str) -> None:
-    held = layer(kind)
+@pytest.mark.parametrize("gated", [True, False])
+def test_layers_of_experts(kind: str, gated: bool) -> None:
+    held = layer(kind, gated)
     plain = isinstance(held.gate_up, torch.Tensor)
     plain_held = ExpertWeights(held.gate_up, held.down, gate=held.gate) if plain else None
     wide = dataclasses.replace(

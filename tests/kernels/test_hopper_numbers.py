@@ -101,7 +101,7 @@ def test_fixed_products_do_not_depend_on_the_rows_around(kind: str) -> None:
 @pytest.mark.processes
 def test_it_compiles_for_each_kind_of_product() -> None:
     sizes = compiled_sizes("numbers")
-    assert len(sizes) == 31
+    assert len(sizes) == 34
     assert min(sizes) > 10_000
 
 

@@ -5,7 +5,7 @@ import torch
 
 from baton_kernels.kernel_configs import ExpertsConfig, ProductConfig
 from baton_kernels.quantized_experts import run_quantized_experts, run_quantized_experts_fixed
-from baton_kernels.reference.activation import ClampedGate
+from baton_kernels.reference.activation import ClampedGate, NoGate
 from baton_kernels.reference.grouped_linear import GroupedWeight, pack_four_bits
 from baton_kernels.reference.quantize import RowFormat
 from baton_kernels.reference.quantized_experts import QuantizedExperts, quantized_experts_reference
@@ -43,23 +43,26 @@ def scaled(
     return ScaledWeight(codes, scales, (rows, columns))
 
 
-def make(kind: str, device: torch.device) -> QuantizedExperts:
-    biases = [torch.randn(EXPERTS, outputs, device=device) for outputs in (2 * SIZE, HIDDEN)]
-    rest = *biases, ClampedGate(1.7, 2.0)
+def make(kind: str, device: torch.device, gated: bool = True) -> QuantizedExperts:
+    inner = 2 * SIZE if gated else SIZE
+    biases = [torch.randn(EXPERTS, outputs, device=device) for outputs in (inner, HIDDEN)]
+    unbiased = {"int4": "gelu_tanh", "fp8 in tiles": "silu"}
+    gate = unbiased.get(kind, ClampedGate(1.7, 2.0)) if gated else NoGate("relu2")
+    rest = *((None, None) if kind in unbiased else biases), gate
     if kind in ("int4", "e2m1", "halves"):
-        weights = [grouped(kind, 2 * SIZE, HIDDEN, device), grouped(kind, HIDDEN, SIZE, device)]
-        return QuantizedExperts(*weights, gate="gelu_tanh") if kind == "int4" else QuantizedExperts(*weights, *rest)
+        return QuantizedExperts(grouped(kind, inner, HIDDEN, device), grouped(kind, HIDDEN, SIZE, device), *rest)
     dtype = torch.int8 if kind == "int8" else torch.float8_e4m3fn
     tile = (16, 32) if kind == "fp8 in tiles" else None
-    pair = [scaled(dtype, tile, 2 * SIZE, HIDDEN, device), scaled(dtype, tile, HIDDEN, SIZE, device)]
+    pair = [scaled(dtype, tile, inner, HIDDEN, device), scaled(dtype, tile, HIDDEN, SIZE, device)]
     # With the default, 127.5, the largest number of a row lies between two codes, and either may be right.
     rows = RowFormat(dtype, group=32 if tile else 0, steps=127.0)
-    return QuantizedExperts(*pair, *(() if tile else rest), rows=rows)
+    return QuantizedExperts(*pair, *rest, rows=rows)
 
 
+@pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("kind", ["int4", "e2m1", "halves", "fp8", "fp8 in tiles", "int8"])
-def test_quantized_experts(kind: str, device: torch.device) -> None:
-    held = make(kind, device)
+def test_quantized_experts(kind: str, gated: bool, device: torch.device) -> None:
+    held = make(kind, device, gated)
     for tokens in (1, 9):
         x = torch.randn(tokens, HIDDEN, device=device)
         experts = torch.rand(tokens, EXPERTS, device=device).argsort(dim=1)[:, :2].int()

@@ -59,12 +59,26 @@ class LimitedGate:
     limit: float
 
 
-# The function of gates and ups in an expert: one of ACTIVATIONS, a ClampedGate or a LimitedGate.
-ExpertGate = ClampedGate | LimitedGate | str
+@dataclass(frozen=True)
+class NoGate:
+    """activation(up): experts have no gates (NVIDIA, "Nemotron 3", 2025). activation: a key of ACTIVATIONS."""
+
+    activation: str
+
+
+# The function of gates and ups in an expert: one of ACTIVATIONS, or one of these classes.
+ExpertGate = ClampedGate | LimitedGate | NoGate | str
+
+
+def is_gated(gate: ExpertGate | None) -> bool:
+    """Whether an expert has a gate for each of its hidden units."""
+    return gate is not None and not isinstance(gate, NoGate)
 
 
 def expert_gate_reference(gate_up: torch.Tensor, gate: ExpertGate) -> torch.Tensor:
-    """gate_up: [T, 2 * size], gates first. Returns [T, size]."""
+    """gate_up: [T, 2 * size], gates first, or [T, size] without gates. Returns [T, size]."""
+    if isinstance(gate, NoGate):
+        return ACTIVATIONS[gate.activation](gate_up)
     if isinstance(gate, LimitedGate):
         return limited_gate_reference(gate_up, gate)
     return clamped_gate_reference(gate_up, gate) if isinstance(gate, ClampedGate) else gate_mul_reference(gate_up, gate)

@@ -13,9 +13,9 @@ from .routing import NOT_OWN
 class ExpertWeights:
     """The weights of a layer's experts, and the gate that they have.
 
-    gate_up: [experts, 2 * size, hidden], gates first. down: [experts, hidden, size]. gate_up_bias: [experts, 2 * size],
-    and down_bias: [experts, hidden]; None = 0. layer_experts: the number of experts of the whole layer, if these are
-    only a part of them; None = these are all.
+    gate_up: [experts, 2 * size, hidden], gates first, or with NoGate the ups, [experts, size, hidden]. down: [experts,
+    hidden, size]. gate_up_bias: as many as rows of gate_up, and down_bias: [experts, hidden]; None = 0. layer_experts:
+    the number of experts of the whole layer, if these are only a part of them; None = these are all.
     """
 
     gate_up: torch.Tensor

@@ -63,7 +63,7 @@ class Router:
 
 def load_experts(source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:
     """Return the experts of a layer, as Method.experts does, with the source's method for their names."""
-    parts = [f"{number}.{part}" for number in range(experts) for part in (names.gate, names.up, names.down)]
+    parts = [f"{number}.{part}" for number in range(experts) for part in (*names.inner, names.down)]
     own = source.own_experts(experts)
     if len(own) < experts:
         source.leave([number for number in range(experts) if number not in own])

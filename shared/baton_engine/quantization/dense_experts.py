@@ -25,12 +25,13 @@ class DenseExperts:
         """As in Method, from weights that are stored in any way."""
         units, numbers = source.own_units(size), source.own_experts(experts)
         own = units.stop - units.start
-        gate_up = torch.empty(len(numbers), 2 * own, hidden, dtype=source.dtype, device=source.device)
+        rows = len(names.inner) * own
+        gate_up = torch.empty(len(numbers), rows, hidden, dtype=source.dtype, device=source.device)
         down = torch.empty(len(numbers), hidden, own, dtype=source.dtype, device=source.device)
         for place, number in enumerate(numbers):
-            expert = source.at(str(number))
-            gate_up[place, :own] = expert.weight(names.gate, size, hidden, rows=units)
-            gate_up[place, own:] = expert.weight(names.up, size, hidden, rows=units)
+            for first, name in zip(range(0, rows, own), names.inner, strict=True):
+                weight = source.at(str(number)).weight(name, size, hidden, rows=units)
+                gate_up[place, first : first + own] = weight
         for place, number in enumerate(numbers):
             down[place] = source.at(str(number)).weight(names.down, hidden, size, columns=units)
         biases = expert_biases(source, names, experts, hidden, size)
@@ -43,18 +44,19 @@ class DenseExperts:
 def expert_biases(
     source: Source, names: ExpertNames, experts: int, hidden: int, size: int
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the biases of experts, [experts of this rank, 2 * its hidden units of each] and [experts of this rank,
+    """Return the biases of experts, [experts of this rank, rows of its gates and ups] and [experts of this rank,
     hidden]; None = 0. As the ranks' results are added up, only the first of the ranks that share an expert has the
     second bias; the others have zeros."""
     if not names.bias:
         return None, None
     units, numbers = source.own_units(size), source.own_experts(experts)
     own = units.stop - units.start
-    gate_up = torch.empty(len(numbers), 2 * own, dtype=source.dtype, device=source.device)
+    rows = len(names.inner) * own
+    gate_up = torch.empty(len(numbers), rows, dtype=source.dtype, device=source.device)
     down = torch.empty(len(numbers), hidden, dtype=source.dtype, device=source.device)
     for place, number in enumerate(numbers):
         expert = source.at(str(number))
-        gate_up[place, :own] = expert.take(f"{names.gate}.bias", (size,), (units,))
-        gate_up[place, own:] = expert.take(f"{names.up}.bias", (size,), (units,))
+        for first, name in zip(range(0, rows, own), names.inner, strict=True):
+            gate_up[place, first : first + own] = expert.take(f"{name}.bias", (size,), (units,))
         down[place] = expert.take(f"{names.down}.bias", (hidden,))
     return gate_up, down.zero_() if units.start else down

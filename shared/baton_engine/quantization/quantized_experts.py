@@ -36,7 +36,7 @@ def read_experts(
     Tensors are taken in the order in which DenseExperts takes them.
     """
     units, whole, own = source.own_units(size), slice(0, hidden), source.own_experts(experts)
-    both = [Outputs(names.gate, size, units), Outputs(names.up, size, units)]
+    both = [Outputs(name, size, units) for name in names.inner]
     out = [Outputs(names.down, hidden, whole)]
     gate_up = join((read(source.at(str(number)), both, hidden, whole) for number in own), len(own))
     down = join((read(source.at(str(number)), out, size, units) for number in own), len(own))
