@@ -15,8 +15,7 @@ from .pair_rows import gather_rows, quantize_pairs
 from .reference.activation import is_gated
 from .reference.experts import ExpertWeights
 from .reference.grouped_linear import GroupedWeight
-from .reference.quantize import RowFormat
-from .reference.quantized_experts import ExpertCodes, QuantizedExperts
+from .reference.quantized_experts import ExpertCodes, QuantizedExperts, Rounding
 from .reference.scaled_linear import ScaledWeight
 from .unmeasured_hopper import CODES, NUMBERS, Operands, hopper_experts_candidates, scaled_numbers
 
@@ -46,12 +45,12 @@ def hopper_experts(
     gate_up, down = held.gate_up, held.down
     outputs = (gate_up if isinstance(gate_up, torch.Tensor) else gate_up.codes).shape[1]
     inner = x.new_empty(len(groups.order), outputs // 2 if is_gated(held.gate) else outputs)
-    rows = held.rows if isinstance(held, QuantizedExperts) else None
+    rows = [Rounding(None, None)] * 2 if isinstance(held, ExpertWeights) else [held.rounding(at) for at in (0, 1)]
     tiles = [
         LinearConfig(config.block_rows, *each[:2], 1, *each[2:], hopper=True) for each in (config.gate_up, config.down)
     ]
-    _product(x, gate_up, held.gate_up_bias, tiles[0], inner, Pairs(groups, gate=held.gate), rows, count)
-    _product(inner, down, held.down_bias, tiles[1], results, Pairs(groups, ordered=True), rows, 0)
+    _product(x, gate_up, held.gate_up_bias, tiles[0], inner, Pairs(groups, gate=held.gate), rows[0], count)
+    _product(inner, down, held.down_bias, tiles[1], results, Pairs(groups, ordered=True), rows[1], 0)
 
 
 def _product(
@@ -61,15 +60,16 @@ def _product(
     config: LinearConfig,
     out: torch.Tensor,
     pairs: Pairs,
-    rows: RowFormat | None,
+    rows: Rounding,
     count: int,
 ) -> None:
     """Multiply rows with the weights of the experts of their pairs. count: experts of a token, if the rows of x are
     tokens; 0 = they are in the order of the groups."""
     gated = is_gated(pairs.gate)
     if isinstance(weight, ScaledWeight):
-        assert rows is not None
-        hopper_scaled(quantize_pairs(x, pairs.groups, rows, count), weight, bias, gated, config, out, pairs)
+        assert rows.form is not None
+        quantized = quantize_pairs(x, pairs.groups, rows.form, count, rows.scales)
+        hopper_scaled(quantized, weight, bias, gated, config, out, pairs)
         return
     if count:
         x = gather_rows(x, pairs.groups, count)

@@ -62,6 +62,8 @@ def _quantize_kernel(
     if pair < 0:
         return
     row = place
+    if STATIC:
+        static_scale += tl.load(block_experts + place // ROWS)
     if not GATHERED:
         row = (pair // pairs_per_row).to(tl.int64)
     values = tl.load(x + row * columns + column, mask=known, other=0.0).to(tl.float32)
@@ -71,14 +73,17 @@ def _quantize_kernel(
     )  # fmt: skip
 
 
-def quantize_pairs(x: torch.Tensor, groups: PairGroups, form: RowFormat, pairs_per_row: int = 0) -> QuantizedRows:
+def quantize_pairs(
+    x: torch.Tensor, groups: PairGroups, form: RowFormat, pairs_per_row: int = 0, scales: torch.Tensor | None = None
+) -> QuantizedRows:
     """Return the row of each pair in the order of groups as quantize_rows_reference rounds it.
 
-    pairs_per_row: as in gather_rows; 0 = the rows of x have that order already. The scales of a group of columns are
-    contiguous. Rows without a pair are undefined.
+    pairs_per_row: as in gather_rows; 0 = the rows of x have that order already. scales: those of each expert's rows,
+    [experts] float32; None = each row has a scale of its own. The scales of a group of columns are contiguous in the
+    result. Rows without a pair are undefined.
     """
     places = len(groups.order)
-    out = rounded_rows(places, x.shape[1], form, None, None, x.device, by_group=True)
+    out = rounded_rows(places, x.shape[1], form, scales, None, x.device, by_group=True)
     _quantize_kernel[(places,)](
         x, *groups, pairs_per_row, *out.operands, ROWS=places // len(groups.block_experts),
         GATHERED=pairs_per_row == 0, num_warps=8 if out.size >= 4096 else 4, **out.flags, **overlap_options(x.device),

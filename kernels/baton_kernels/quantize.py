@@ -106,10 +106,13 @@ def _quantize_kernel(
     x, codes, scales, zeros, static_scale, static_zero, columns, groups, row_stride, group_stride, most, zero_scale,
     limit, GROUPS: tl.constexpr, GROUP: tl.constexpr, COLUMNS_PER_GROUP: tl.constexpr, INTEGERS: tl.constexpr,
     STATIC: tl.constexpr, SYMMETRIC: tl.constexpr, POWER_OF_TWO: tl.constexpr, ON_GPU: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    BY_ROW: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    """BY_ROW: there is a static scale for each row."""
     let_next_start(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
+    if BY_ROW:
+        static_scale += row
     inside = tl.arange(0, GROUP)
     column = tl.arange(0, GROUPS)[:, None] * COLUMNS_PER_GROUP + inside[None, :]
     known = (inside < COLUMNS_PER_GROUP)[None, :] & (column < columns)
@@ -177,6 +180,8 @@ def quantize_rows(
     """Compute quantize_rows_reference. x is contiguous."""
     rows, columns = x.shape
     out = rounded_rows(rows, columns, form, scale, zero, x.device)
-    warps = 8 if out.size >= 4096 else 4
-    _quantize_kernel[(rows,)](x, *out.operands, num_warps=warps, **out.flags, **overlap_options(x.device))
+    _quantize_kernel[(rows,)](
+        x, *out.operands, BY_ROW=scale is not None and scale.numel() > 1, num_warps=8 if out.size >= 4096 else 4,
+        **out.flags, **overlap_options(x.device),
+    )  # fmt: skip
     return out.rows

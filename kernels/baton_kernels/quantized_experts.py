@@ -19,12 +19,11 @@ from .hopper_experts import fits_hopper_experts, hopper_experts
 from .kernel_configs import ExpertLayer, ExpertsConfig, ProductConfig
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .pair_groups import PairGroups, group_pairs
-from .quantize import quantize_rows
 from .reference.activation import is_gated
 from .reference.grouped_linear import GroupedWeight
 from .reference.quantized_experts import QuantizedExperts
 from .reference.scaled_linear import ScaledWeight
-from .scaled_expert_rows import run_scaled_rows
+from .scaled_expert_rows import round_rows, run_scaled_rows
 from .scaled_linear import add_step, format_of, load_tile
 from .size_class import size_class
 from .tile_order import tile_of
@@ -177,8 +176,9 @@ def run_quantized_experts(
     else:
         # The rows of x belong to tokens, those of `inner` to pairs.
         inner = x.new_empty(tokens * count, size)
-        _product(x, held.gate_up, held.gate_up_bias, held, groups, inner, count, config.block_rows, config.gate_up)
-        _product(inner, held.down, held.down_bias, held, groups, results, 1, config.block_rows, config.down)
+        block_rows = config.block_rows
+        _product(x, held.gate_up, held.gate_up_bias, held, experts, groups, inner, count, block_rows, config.gate_up)
+        _product(inner, held.down, held.down_bias, held, experts, groups, results, 1, block_rows, config.down)
     return add_pairs(results, weights, experts)
 
 
@@ -231,6 +231,7 @@ def _product(
     weight: GroupedWeight | ScaledWeight,
     bias: torch.Tensor | None,
     held: QuantizedExperts,
+    experts: torch.Tensor,
     groups: PairGroups,
     out: torch.Tensor,
     pairs_per_row: int,
@@ -253,8 +254,7 @@ def _product(
             EVEN=sizes[0] % kinds["UNITS"] == 0, **kinds, **flags,
         )  # fmt: skip
         return
-    assert held.rows is not None
-    rows = quantize_rows(x, held.rows)
+    rows, pairs_per_row = round_rows(x, held.rounding(int(weight is held.down)), experts, pairs_per_row)
     tiled = weight.tile[1] < x.shape[1]
     block_inner = weight.tile[1] if tiled else tiles.block_inner
     _scaled_kernel[grid](

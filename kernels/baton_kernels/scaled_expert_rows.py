@@ -14,7 +14,8 @@ from .activation import gate_options, unit_of_expert
 from .kernel_configs import ExpertsConfig, ProductConfig
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .quantize import quantize_rows
-from .reference.quantized_experts import QuantizedExperts
+from .reference.quantize import QuantizedRows
+from .reference.quantized_experts import QuantizedExperts, Rounding
 from .reference.scaled_linear import ScaledWeight
 from .scaled_linear import load_tile
 
@@ -125,25 +126,38 @@ def _down_kernel(
     tl.store(out + token * outputs + output, total.to(out.dtype.element_ty), mask=output < outputs)
 
 
+def round_rows(
+    x: torch.Tensor, rounding: Rounding, experts: torch.Tensor, pairs_per_row: int
+) -> tuple[QuantizedRows, int]:
+    """Return rounded rows, and how many consecutive pairs share one. pairs_per_row: that of x."""
+    assert rounding.form is not None
+    if rounding.scales is None:
+        return quantize_rows(x, rounding.form), pairs_per_row
+    # Two experts round the same row in different ways, so each pair gets a row. A pair without an expert here is not
+    # read.
+    if pairs_per_row > 1:
+        x = x.repeat_interleave(pairs_per_row, dim=0)
+    return quantize_rows(x, rounding.form, rounding.scales[experts.flatten().clamp(min=0)]), 1
+
+
 def run_scaled_rows(
     x: torch.Tensor, held: QuantizedExperts, weights: torch.Tensor, experts: torch.Tensor, config: ExpertsConfig
 ) -> torch.Tensor:
     """Compute quantized_experts_reference for a layer with ScaledWeight and symmetric rows."""
-    gate_up, down, form = held.gate_up, held.down, held.rows
+    gate_up, down = held.gate_up, held.down
     assert isinstance(gate_up, ScaledWeight)
     assert isinstance(down, ScaledWeight)
-    assert form is not None
     tokens, count = experts.shape
     _, hidden, size = down.codes.shape
     inner, out = x.new_empty(tokens * count, size), torch.empty_like(x)
-    rows = quantize_rows(x, form)
+    rows, pairs_per_row = round_rows(x, held.rounding(0), experts, count)
     bias = held.gate_up_bias
     _gate_up_kernel[(tokens * count, triton.cdiv(size, config.gate_up.block_outputs))](
         rows.codes, rows.scales, gate_up.codes, gate_up.scales, inner if bias is None else bias, experts, inner, size,
-        rows.scales.shape[1], gate_up.scales.shape[1], COUNT=count, BIAS=bias is not None,
+        rows.scales.shape[1], gate_up.scales.shape[1], COUNT=pairs_per_row, BIAS=bias is not None,
         **gate_options(held.gate), **_options(gate_up, config.gate_up),
     )  # fmt: skip
-    rows, bias = quantize_rows(inner, form), held.down_bias
+    rows, bias = round_rows(inner, held.rounding(1), experts, 1)[0], held.down_bias
     _down_kernel[(tokens, triton.cdiv(hidden, config.down.block_outputs))](
         rows.codes, rows.scales, down.codes, down.scales, out if bias is None else bias, weights, experts, out, hidden,
         rows.scales.shape[1], down.scales.shape[1], COUNT=count, BLOCK_COUNT=triton.next_power_of_2(count),

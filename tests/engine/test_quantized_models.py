@@ -265,7 +265,29 @@ def sparse(request: pytest.FixtureRequest, tiny_model: MakeModel) -> Path:
     return tiny_model(request.param, hidden_size=64, moe_intermediate_size=96, **SPARSE[request.param])
 
 
-@pytest.mark.parametrize("format", ["gptq", "fp8", "nvfp4"])
+def with_static_scale(name: str, weight: torch.Tensor, apart: bool = False) -> dict[str, torch.Tensor]:
+    """Return a weight in FP8. Each expert's activations have a scale of their own; apart: those of ups have another."""
+    number = int("".join(filter(str.isdigit, name.rpartition("experts.")[2])) or 0)
+    scale = (0.2 + 0.05 * number) * (2 if apart and name.endswith("up_proj") else 1)
+    return {**fp8(weight, None, "weight_scale"), "input_scale": torch.tensor(scale)}
+
+
+def test_scales_of_activations_in_an_expert(tiny_model: MakeModel, tmp_path: Path) -> None:
+    base, config = tiny_model("qwen3_moe"), {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
+    folder, _ = rewrite(base, tmp_path / "model", config, with_static_scale)
+    tensors = load_file(folder / "model.safetensors")
+    scales = {name: tensor for name, tensor in tensors.items() if name.endswith("experts.1.down_proj.input_scale")}
+    assert scales
+    save_file({**tensors, **{name: 40 * tensor for name, tensor in scales.items()}}, folder / "model.safetensors")
+    coarse = tokens(folder)
+    save_file(tensors, folder / "model.safetensors")
+    assert coarse != tokens(folder)
+    folder, _ = rewrite(base, tmp_path / "apart", config, lambda name, weight: with_static_scale(name, weight, True))
+    with pytest.raises(ConfigError, match=r"gate_proj and the ups of its expert have different scales of activations"):
+        make_engine(folder)
+
+
+@pytest.mark.parametrize("format", ["gptq", "fp8", "fp8, static", "nvfp4"])
 def test_experts(format: str, sparse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if format == "gptq":
         config = {"quant_method": "gptq", "bits": 4, "group_size": 32}
@@ -273,12 +295,15 @@ def test_experts(format: str, sparse: Path, tmp_path: Path, monkeypatch: pytest.
     elif format == "nvfp4":
         config = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
         folder, plain = rewrite(sparse, tmp_path / "model", config, lambda _, w: nvfp4(w))
-    else:
+    elif format == "fp8":
         config = {"quant_method": "fp8", "weight_block_size": [32, 32], "modules_to_not_convert": ["lm_head"]}
         tiles = (32, 32)
         folder, plain = rewrite(sparse, tmp_path / "model", config, lambda _, w: fp8(w, tiles, "weight_scale_inv"))
+    else:
+        config = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
+        folder, plain = rewrite(sparse, tmp_path / "model", config, with_static_scale)
     outputs = tokens(folder)
-    if format != "fp8":
+    if not format.startswith("fp8"):
         assert_tokens_of(plain, outputs)
     else:
         # The reference does not round activations, which can change the choice of experts.

@@ -163,6 +163,12 @@ def test_groups(
             assert torch.equal(rounded.codes[real].float(), exact.codes.float())
             assert torch.equal(rounded.scales[real], exact.scales)
             assert rounded.scales.stride(0) == 1
+    scales = torch.rand(experts, device=device) / 40 + 0.005
+    of_rows = scales[[owners[place // rows] for place in real]]
+    exact = quantize_rows_reference(gathered[real], RowFormat(torch.float8_e4m3fn), of_rows)
+    given = quantize_pairs(x, groups, RowFormat(torch.float8_e4m3fn), 3, scales)
+    assert torch.equal(given.codes[real].float(), exact.codes.float())
+    assert torch.equal(given.scales[real], exact.scales)
 
 
 def test_a_token_does_not_depend_on_the_others(device: torch.device) -> None:

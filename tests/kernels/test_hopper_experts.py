@@ -54,7 +54,9 @@ def layer(kind: str, gated: bool) -> QuantizedExperts:
     rows = RowFormat(down.codes.dtype, 128 if "tiles" in kind else 0) if isinstance(down, ScaledWeight) else None
     if kind != "e2m1":
         gate = {"numbers": "gelu", "fp8": "quick_gelu", "int8": "relu2"}.get(kind, "silu")
-        return QuantizedExperts(gate_up, down, gate=gate if gated else NoGate(gate), rows=rows)
+        scales = torch.rand(2, LAYER.experts, device=DEVICE) / 40 + 0.005 if "static" in kind else None
+        own = gate if gated else NoGate(gate)
+        return QuantizedExperts(gate_up, down, gate=own, rows=rows, input_scales=scales)
     sizes = units, LAYER.hidden
     biases = [torch.randn(LAYER.experts, size, dtype=BF16, device=DEVICE) for size in sizes]
     return QuantizedExperts(gate_up, down, *biases, ClampedGate(1.7, 2.0) if gated else NoGate("relu2"))
@@ -62,7 +64,7 @@ def layer(kind: str, gated: bool) -> QuantizedExperts:
 
 @on_hopper
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("kind", ["numbers", "int4", "e2m1", "fp8", "fp8 in tiles", "int8"])
+@pytest.mark.parametrize("kind", ["numbers", "int4", "e2m1", "fp8", "fp8, static", "fp8 in tiles", "int8"])
 @pytest.mark.parametrize("gated", [True, False])
 def test_layers_of_experts(kind: str, gated: bool) -> None:
     held = layer(kind, gated)

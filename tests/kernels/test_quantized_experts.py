@@ -51,16 +51,19 @@ def make(kind: str, device: torch.device, gated: bool = True) -> QuantizedExpert
     rest = *((None, None) if kind in unbiased else biases), gate
     if kind in ("int4", "e2m1", "halves"):
         return QuantizedExperts(grouped(kind, inner, HIDDEN, device), grouped(kind, HIDDEN, SIZE, device), *rest)
-    dtype = torch.int8 if kind == "int8" else torch.float8_e4m3fn
+    dtype = torch.int8 if "int8" in kind else torch.float8_e4m3fn
     tile = (16, 32) if kind == "fp8 in tiles" else None
     pair = [scaled(dtype, tile, inner, HIDDEN, device), scaled(dtype, tile, HIDDEN, SIZE, device)]
     # With the default, 127.5, the largest number of a row lies between two codes, and either may be right.
     rows = RowFormat(dtype, group=32 if tile else 0, steps=127.0)
-    return QuantizedExperts(*pair, *rest, rows=rows)
+    scales = torch.rand(2, EXPERTS, device=device) / 40 + 0.005 if "static" in kind else None
+    return QuantizedExperts(*pair, *rest, rows=rows, input_scales=scales)
 
 
 @pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("kind", ["int4", "e2m1", "halves", "fp8", "fp8 in tiles", "int8"])
+@pytest.mark.parametrize(
+    "kind", ["int4", "e2m1", "halves", "fp8", "fp8 in tiles", "int8", "fp8, static", "int8, static"]
+)
 def test_quantized_experts(kind: str, gated: bool, device: torch.device) -> None:
     held = make(kind, device, gated)
     for tokens in (1, 9):
@@ -78,7 +81,7 @@ def test_quantized_experts(kind: str, gated: bool, device: torch.device) -> None
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("kind", ["e2m1", "fp8 in tiles"])
+@pytest.mark.parametrize("kind", ["e2m1", "fp8 in tiles", "fp8, static"])
 def test_pairs_of_experts_elsewhere_add_nothing(kind: str, device: torch.device) -> None:
     held = make(kind, device)
     x = torch.randn(12, HIDDEN, device=device)

@@ -41,9 +41,9 @@ def quantize_rows_reference(
 ) -> QuantizedRows:
     """Round rows [T, K] to 8 bits, to the nearest code and ties to even.
 
-    scale, zero: those of all rows, one element each; None = computed from the elements of each group, like the package
-    compressed-tensors does: int8 codes span 255 steps, and 0 is a code. A group with a number that is not finite gets
-    the scale NaN, so that no product with it is finite.
+    scale, zero: those of all rows, one element each, or one scale for each row; None = computed from the elements of
+    each group, like the package compressed-tensors does: int8 codes span 255 steps, and 0 is a code. A group with a
+    number that is not finite gets the scale NaN, so that no product with it is finite.
     """
     rows, columns = x.shape
     group = form.group or columns
@@ -52,7 +52,7 @@ def quantize_rows_reference(
     integers = form.dtype == torch.int8
     zeros = None
     if scale is not None:
-        scales = scale.float().reshape(1, 1).expand(rows, values.shape[1]) + broken
+        scales = scale.float().reshape(-1, 1).expand(rows, values.shape[1]) + broken
         if not form.symmetric:
             zeros = (scale.new_zeros(1) if zero is None else zero).reshape(1, 1).expand(rows, 1).float()
     elif form.symmetric:

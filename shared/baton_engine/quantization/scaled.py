@@ -73,18 +73,34 @@ class ScaledMethod(CodedMethod[Part], frozen=True):
     def experts(self, source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:
         """As in Method."""
         check_fp8_if(self.rows.dtype, source.device)
-        held = read_experts(source, names, experts, hidden, size, self._read_expert)
-        return CodedExperts(replace(held, rows=self.rows), source.ops)
+        scales: list[torch.Tensor] = []
+
+        def read(
+            source: Source, taken: list[Outputs], inputs: int, columns: slice
+        ) -> ScaledWeight | torch.Tensor:  # fmt: skip
+            weight, scale = self._read_expert(source, taken, inputs, columns)
+            if scale is not None:
+                scales.append(scale.float().reshape(()))
+            return weight
+
+        held = read_experts(source, names, experts, hidden, size, read)
+        # All experts' first products are read before the second ones.
+        input_scales = torch.stack(scales).view(2, -1) if scales else None
+        return CodedExperts(replace(held, rows=self.rows, input_scales=input_scales), source.ops)
 
     def _read_expert(
         self, source: Source, taken: list[Outputs], inputs: int, columns: slice
-    ) -> ScaledWeight | torch.Tensor:
+    ) -> tuple[ScaledWeight | torch.Tensor, torch.Tensor | None]:
+        """Return the weight of one product of an expert, and the scale of all its inputs; None = each row has one."""
         parts = self.read_all(source, taken, inputs, columns)
-        if any(part.scale is not None for part in parts) or not self.rows.symmetric:
-            raise ConfigError(f"{source.full_name(taken[0].name)} is an expert of static activations or with zeros; "
-                              "Baton serves symmetric dynamic activations")  # fmt: skip
+        scale, name = parts[0].scale, source.full_name(taken[0].name)
+        if not self.rows.symmetric:
+            raise ConfigError(f"{name} is an expert of activations with zeros; Baton serves symmetric activations")
+        if not all(same(part.scale, scale) for part in parts):
+            raise ConfigError(f"{name} and the ups of its expert have different scales of activations, which is not "
+                              "served")  # fmt: skip
         weight = _stack([part.weight for part in parts])
-        return weight if source.ops.keeps_codes else dequantize_scaled_reference(weight, source.dtype)
+        return weight if source.ops.keeps_codes else dequantize_scaled_reference(weight, source.dtype), scale
 
     def _kind(self, source: Source, inputs: int) -> type[Scaled] | type[Rounded] | type[Int8OnCpu]:
         if source.ops.keeps_codes:
