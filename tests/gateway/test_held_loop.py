@@ -10,6 +10,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from baton_gateway.tenancy.tenants import Tenant, TenantsFile
+
 from .fake_worker import echo, say
 from .harness import Stack, error_of, pods, running
 from .loop_watch import not_held
@@ -220,12 +222,17 @@ async def test_text_that_looks_like_thousands_of_tokens(tmp_path: Path) -> None:
             assert response.status_code == 200, response.text
 
 
-async def test_metrics_of_many_tenants(wide_stack: Stack) -> None:
-    requests = wide_stack.gateway.services.metrics._tenants._requests
-    for number in range(10_000):
-        requests.labels(f"tenant-{number}", "200").inc()
+async def test_metrics_of_many_tenants(wide_stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"tenant-{number}" for number in range(10_000)]
+    requests, tenants = wide_stack.gateway.services.metrics._tenants._requests, wide_stack.gateway.services.tenants
+    limits = Tenant(requests_per_minute=6, tokens_per_minute=9, max_streams=2, budget_tokens=10**6)
+    monkeypatch.setattr(tenants, "_file", TenantsFile(tenants=dict.fromkeys(names, limits)))
+    for name in names:
+        requests.labels(name, "200").inc()
     try:
         response = await not_held(lambda: wide_stack.admin("/metrics"))
         assert 'tenant_requests_total{status="200",tenant="tenant-9999"} 1.0' in response.text
+        assert 'tenant_limit{limit="max_streams",tenant="tenant-9999"} 2.0' in response.text
+        assert response.text.count("baton_gateway_tenant_requests_in_flight gauge") == 1
     finally:
         requests.clear()

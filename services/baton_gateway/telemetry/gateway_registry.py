@@ -7,31 +7,36 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
 
+class OfAnyThread(Collector):
+    """A collector that any thread may run, because it reads nothing that is changed in place."""
+
+
 class GatewayRegistry(CollectorRegistry):
-    """A registry that tells prometheus_client's counters, which any thread may collect, from the gateway's own
-    collectors, which read what only the event loop changes."""
+    """A registry that tells collectors that any thread may run, as it may prometheus_client's own counters, from those
+    that read what the event loop changes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._counters: list[Collector] = []
-        self._own: list[Collector] = []
+        self._of_any_thread: list[Collector] = []
+        self._of_loop: list[Collector] = []
 
     def register(self, collector: Collector) -> None:
         super().register(collector)
-        kind = self._counters if isinstance(collector, MetricWrapperBase) else self._own
-        kind.append(collector)
+        anywhere = isinstance(collector, MetricWrapperBase | OfAnyThread)
+        (self._of_any_thread if anywhere else self._of_loop).append(collector)
 
     def snapshot(self) -> CollectorRegistry:
         """Return a registry of the same metrics, which a thread may collect. Call it on the event loop."""
-        return _Snapshot([metric for collector in self._own for metric in collector.collect()], self._counters)
+        collected = [metric for collector in self._of_loop for metric in collector.collect()]
+        return _Snapshot(collected, self._of_any_thread)
 
 
 class _Snapshot(CollectorRegistry):
-    def __init__(self, collected: list[Metric], counters: list[Collector]) -> None:
+    def __init__(self, collected: list[Metric], collectors: list[Collector]) -> None:
         super().__init__()
-        self._collected, self._counters = collected, counters
+        self._collected, self._collectors = collected, collectors
 
     def collect(self) -> Iterator[Metric]:
         yield from self._collected
-        for counter in self._counters:
-            yield from counter.collect()
+        for collector in self._collectors:
+            yield from collector.collect()

@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from ..tenancy.quota import Quota
 from ..tenancy.tenants import Tenants
+from .gateway_registry import OfAnyThread
 from .record import RequestRecord
 
 _PREFIX = "baton_gateway_"
@@ -21,7 +22,8 @@ class TenantMetrics:
         self._tokens = Counter(
             _PREFIX + "tenant_tokens", "Tokens used.", ["tenant", "model", "kind"], registry=registry
         )
-        registry.register(_Limits(tenants, quota))
+        registry.register(_Limits(tenants))
+        registry.register(_InFlight(quota))
 
     def finished(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
@@ -34,10 +36,22 @@ class TenantMetrics:
             self._tokens.labels(tenant, record.model, "generation").inc(record.completion_tokens)
 
 
-class _Limits(Collector):
-    def __init__(self, tenants: Tenants, quota: Quota) -> None:
-        self._tenants = tenants
+class _InFlight(Collector):
+    def __init__(self, quota: Quota) -> None:
         self._quota = quota
+
+    def collect(self) -> Iterable[Metric]:
+        open_now = GaugeMetricFamily(
+            _PREFIX + "tenant_requests_in_flight", "Requests of a tenant being answered.", labels=["tenant"]
+        )
+        for name, count in self._quota.in_flight().items():
+            open_now.add_metric([name], count)
+        yield open_now
+
+
+class _Limits(OfAnyThread):
+    def __init__(self, tenants: Tenants) -> None:
+        self._tenants = tenants
 
     def collect(self) -> Iterable[Metric]:
         limits = GaugeMetricFamily(
@@ -50,12 +64,6 @@ class _Limits(Collector):
                 if value := getattr(tenant, limit):
                     limits.add_metric([name, limit], value)
         yield limits
-        open_now = GaugeMetricFamily(
-            _PREFIX + "tenant_requests_in_flight", "Requests of a tenant being answered.", labels=["tenant"]
-        )
-        for name, count in self._quota.in_flight().items():
-            open_now.add_metric([name], count)
-        yield open_now
         yield GaugeMetricFamily(
             _PREFIX + "keys_age_seconds",
             "Time since tenants and keys were last read or found unchanged.",

@@ -33,7 +33,7 @@ def create_admin(services: Services) -> Starlette:
     """Build the application. It needs no key, because its port must not be open to clients."""
 
     async def metrics(request: Request) -> Response:
-        # With thousands of tenants, collecting and writing the metrics takes half a second.
+        # With thousands of tenants, to collect and to write the metrics takes half a second.
         snapshot = services.metrics.registry.snapshot()
         content, content_type = await asyncio.to_thread(exposition, snapshot, request.headers.get("accept"))
         return Response(content, headers={"content-type": content_type})
