@@ -106,6 +106,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "falcon_h1",
         "flint",
         "hrm_text",
+        "jamba",
         "jetmoe",
         "kimi_linear",
         "kolibri1",

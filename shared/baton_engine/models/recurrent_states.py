@@ -15,6 +15,7 @@ from baton_engine.layers.recurrence import Mamba, Mamba2
 from baton_engine.shard import Place
 from baton_engine.source import Source
 from baton_kernels.reference.recurrence import StateShape
+from baton_kernels.reference.selective_scan import ChannelShape
 
 from .llama import LlamaConfig, LlamaLayer
 
@@ -24,11 +25,12 @@ _INFINITE = {"__float__": "Infinity"}
 
 
 class WithStates:
-    """A part of the config of such a model. states: the heads of these layers; None = there is no such layer."""
+    """A part of the config of such a model. states: the heads or channels of these layers; None = there is no such
+    layer."""
 
     num_kv_heads: int
     state_layers: frozenset[int]
-    states: StateShape | None
+    states: StateShape | ChannelShape | None
 
     @property
     def recent_tokens(self) -> int:
@@ -48,7 +50,7 @@ class WithStates:
         own: Self = msgspec.structs.replace(part, states=self.states_of(ranks))
         return own
 
-    def states_of(self, ranks: Place) -> StateShape | None:
+    def states_of(self, ranks: Place) -> StateShape | ChannelShape | None:
         """Return what one rank has of the states. Raises ConfigError if they cannot be divided."""
         if self.num_kv_heads % ranks.count:
             raise ConfigError(

@@ -17,6 +17,7 @@ MODELS = {
     "Lfm2ForCausalLM": ("lfm2", "Lfm2"),
     "Lfm2MoeForCausalLM": ("lfm2", "Lfm2Moe"),
     "BambaForCausalLM": ("bamba", "Bamba"),
+    "JambaForCausalLM": ("jamba", "Jamba"),
     "OlmoHybridForCausalLM": ("olmo_hybrid", "OlmoHybrid"),
     "FalconH1ForCausalLM": ("falcon_h1", "FalconH1"),
     "NemotronHForCausalLM": ("nemotron_h", "NemotronH"),
