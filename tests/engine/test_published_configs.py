@@ -33,6 +33,7 @@ from baton_engine.models.granite import GraniteConfig, Multipliers
 from baton_engine.models.hrm_text import HrmTextConfig
 from baton_engine.models.hyperclovax import HyperClovaXConfig
 from baton_engine.models.jais import JaisConfig
+from baton_engine.models.jamba import JambaConfig, JambaMoeConfig
 from baton_engine.models.jetmoe import JetMoeConfig
 from baton_engine.models.laguna import LagunaConfig
 from baton_engine.models.latent_states import LatentStatesConfig
@@ -65,6 +66,7 @@ from baton_engine.models.step3p5 import Step3p5Config
 from baton_engine.shard import RankNumber
 from baton_kernels.reference.activation import ACTIVATIONS
 from baton_kernels.reference.recurrence import StateShape
+from baton_kernels.reference.selective_scan import ChannelShape
 
 SIZES = {
     "vocab_size": 1000, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 4,
@@ -623,6 +625,41 @@ def test_falcon_h1_nemotron_h_and_olmo_hybrid() -> None:
         mamba_n_groups=1, num_attention_heads=32, num_hidden_layers=8, num_key_value_heads=8, hidden_size=4096,
     )  # fmt: skip
     assert (bamba.rope.partial, bamba.recent_tokens, bamba.sliding_windows[3]) == (0.5, 2, None)
+
+
+def test_jamba() -> None:
+    fields: dict[str, Any] = {
+        "attn_layer_offset": 4, "attn_layer_period": 8, "expert_layer_offset": 1, "expert_layer_period": 2,
+        "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336, "mamba_conv_bias": True,
+        "mamba_d_conv": 4, "mamba_d_state": 16, "mamba_dt_rank": 256, "mamba_expand": 2, "mamba_proj_bias": False,
+        "max_position_embeddings": 262144, "num_attention_heads": 32, "num_experts": 16, "num_experts_per_tok": 2,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "vocab_size": 65536,
+    }  # fmt: skip
+    mini = parse("JambaForCausalLM", **fields)
+    assert isinstance(mini, JambaMoeConfig)
+    assert [layer for layer, window in enumerate(mini.sliding_windows) if window is None] == [4, 12, 20, 28]
+    assert (mini.dense_layers, mini.num_experts, mini.expert_size) == (set(range(0, 32, 2)), 16, 14336)
+    assert (mini.routing.count, mini.routing.normalize, mini.mamba.rank, mini.rope_of(4)) == (2, False, 256, None)
+    assert mini.states == ChannelShape(8, 8192, 16, 4)
+    # A group has the states of 1,024 channels, and its part of a row of keys has 256 bytes.
+    assert mini.kv_layout("bfloat16").state_rows == 1024 * 16 * 4 // 256
+    assert mini.part(RankNumber(0, 4)).states == ChannelShape(2, 2048, 16, 4)
+    small = parse("JambaForCausalLM", **{**fields, "num_experts": 1, "mamba_dt_rank": "auto", "hidden_size": 2560})
+    assert isinstance(small, JambaConfig)
+    assert (small.num_experts, small.mamba.rank) == (0, 160)
+    for wrong, message in {
+        "attn_layer_offset": r"attn_layer_offset in config.json is 99; it must be less than attn_layer_period, 8",
+        "expert_layer_offset": r"expert_layer_offset in config.json is 99; it must be less than expert_layer_period, 2",
+        "mamba_d_conv": r"mamba_d_conv in config.json is 99; it must be from 2 to 9",
+        "mamba_dt_rank": r"mamba_dt_rank in config.json is -1; it must be an integer of at least 1",
+        "num_experts_per_tok": r"num_experts_per_tok in config.json is 99; it must be at most 16",
+        "mamba_inner_layernorms": r"mamba_inner_layernorms False in config.json is not served",
+        "hidden_act": r"hidden_act in config.json is 'gelu'; it must be one of silu, swish",
+        "num_key_value_heads": r"8192 channels, .* cannot be divided among the 3 key-value heads",
+    }.items():
+        given = {"mamba_dt_rank": -1, "mamba_inner_layernorms": False, "hidden_act": "gelu", "num_key_value_heads": 3}
+        with pytest.raises(ConfigError, match=message):
+            parse("JambaForCausalLM", **{**fields, wrong: given.get(wrong, 99)})
 
 
 def test_kimi_linear_and_ling_3() -> None:

@@ -70,7 +70,7 @@ FAMILIES = (
     "mistral-large-4-shared", "lfm2-biases-longer", "lfm2-moe", "lfm3", "granite-4-unrotated",
     "qwen3-5-moe", "qwen3-next", "granite-4-mamba-biases-groups", "granite-4-mamba",
     "bamba-biases-groups", "nemotron-h", "falcon-h1-biases-norms", "olmo-hybrid", "olmo-hybrid-unrotated", "falcon-h1",
-    "kimi-linear", "ling3", "minimax-without-factors", "jamba", "jamba-biases-no-experts",
+    "kimi-linear", "ling3", "minimax-without-factors", "jamba-biases-no-experts",
     "jamba-experts-in-each-layer",
 )  # fmt: skip
 
