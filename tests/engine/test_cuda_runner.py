@@ -104,6 +104,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "doge",
         "ernie4_5_vl",
         "falcon_h1",
+        "falcon_mamba",
         "flint",
         "hrm_text",
         "jamba",

@@ -595,6 +595,19 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "jamba",
         {"expert_layer_period": 1, "expert_layer_offset": 0, "num_experts_per_tok": 1, "num_key_value_heads": 4},
     ),
+    "mamba": ("mamba", {}),
+    "mamba-biases-longer-untied": (
+        "mamba",
+        {
+            "conv_kernel": 5,
+            "intermediate_size": 72,
+            "time_step_rank": "auto",
+            "use_bias": True,
+            "use_conv_bias": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "falcon-mamba": ("falcon_mamba", {"mixer_rms_eps": 0.1, "tie_word_embeddings": False}),
     "olmo-hybrid": ("olmo_hybrid", {}),
     "olmo-hybrid-unrotated": (
         "olmo_hybrid",

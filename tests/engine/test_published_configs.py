@@ -655,7 +655,7 @@ def test_jamba() -> None:
         "num_experts_per_tok": r"num_experts_per_tok in config.json is 99; it must be at most 16",
         "mamba_inner_layernorms": r"mamba_inner_layernorms False in config.json is not served",
         "hidden_act": r"hidden_act in config.json is 'gelu'; it must be one of silu, swish",
-        "num_key_value_heads": r"8192 channels, .* cannot be divided among the 3 key-value heads",
+        "num_key_value_heads": r"8192 channels of Mamba in config.json cannot be divided among 3 key-value heads",
     }.items():
         given = {"mamba_dt_rank": -1, "mamba_inner_layernorms": False, "hidden_act": "gelu", "num_key_value_heads": 3}
         with pytest.raises(ConfigError, match=message):

@@ -1,6 +1,5 @@
 """Jamba (AI21 Labs, 2024): Mamba 1 in place of attention in most layers, no rotation, and experts in some layers."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +17,11 @@ from baton_kernels.reference.selective_scan import ChannelShape
 
 from .llama import SILU, Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
 from .qwen2_moe import NAMES
-from .recurrent_states import StateOrAttention, WithStates, check_length, state_windows
+from .recurrent_states import Mamba1Names, StateOrAttention, WithStates, read_mamba1, state_windows
 from .sparse_config import SparseConfig, read_experts_per_token
 from .unrotated import NO_ROPE
+
+_NAMES = Mamba1Names("mamba_d_state", "mamba_d_conv", "mamba_dt_rank", "mamba_proj_bias", "mamba_conv_bias")
 
 
 class JambaConfig(WithStates, LlamaConfig, frozen=True, kw_only=True):
@@ -70,11 +71,12 @@ class Jamba(Llama):
         file.require_absent("mamba_inner_layernorms", True)
         state_layers = frozenset(range(layers)) - _every(file, "attn_layer", 8, 4)
         sparse_layers = _every(file, "expert_layer", 2, 1) if experts > 1 else frozenset()
+        channels = file.count("mamba_expand", 2) * file.count("hidden_size")
+        shape, fields = read_mamba1(file, _NAMES, file.count("num_key_value_heads", 8), channels)
         defaults = Defaults(262_144, num_kv_heads=8)
         facts: dict[str, Any] = {
             "windows": state_windows(state_layers, layers), "rope": NO_ROPE, "activations": SILU,
-            "state_layers": state_layers, "states": _read_channels(file) if state_layers else None,
-            "mamba": _read_mamba1(file),
+            "state_layers": state_layers, "states": shape if state_layers else None, "mamba": fields,
         }  # fmt: skip
         if not sparse_layers:
             return read_llama_config(JambaConfig, file, defaults, **facts)
@@ -96,25 +98,3 @@ def _every(file: ConfigFile, name: str, period: int, offset: int) -> frozenset[i
     if offset >= period:
         raise ConfigError(f"{name}_offset in config.json is {offset}; it must be less than {name}_period, {period}")
     return frozenset(range(offset, file.count("num_hidden_layers"), period))
-
-
-def _read_channels(file: ConfigFile) -> ChannelShape:
-    kv_heads, length = file.count("num_key_value_heads", 8), file.count("mamba_d_conv", 4)
-    channels = file.count("mamba_expand", 2) * file.count("hidden_size")
-    check_length(length, "mamba_d_conv")
-    if channels % kv_heads:
-        raise ConfigError(
-            f"{channels} channels, mamba_expand times hidden_size in config.json, cannot be divided among the "
-            f"{kv_heads} key-value heads"
-        )
-    return ChannelShape(kv_heads, channels, file.count("mamba_d_state", 16), length)
-
-
-def _read_mamba1(file: ConfigFile) -> Mamba1Fields:
-    hidden = file.count("hidden_size")
-    file = file if file.fields.get("mamba_dt_rank") != "auto" else ConfigFile({**file.fields, "mamba_dt_rank": None})
-    return Mamba1Fields(
-        rank=file.count("mamba_dt_rank", math.ceil(hidden / 16)),
-        bias=file.flag("mamba_proj_bias"),
-        conv_bias=file.flag("mamba_conv_bias", True),
-    )

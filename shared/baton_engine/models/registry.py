@@ -18,6 +18,8 @@ MODELS = {
     "Lfm2MoeForCausalLM": ("lfm2", "Lfm2Moe"),
     "BambaForCausalLM": ("bamba", "Bamba"),
     "JambaForCausalLM": ("jamba", "Jamba"),
+    "MambaForCausalLM": ("mamba", "Mamba"),
+    "FalconMambaForCausalLM": ("mamba", "FalconMamba"),
     "OlmoHybridForCausalLM": ("olmo_hybrid", "OlmoHybrid"),
     "FalconH1ForCausalLM": ("falcon_h1", "FalconH1"),
     "NemotronHForCausalLM": ("nemotron_h", "NemotronH"),
