@@ -42,6 +42,7 @@ from baton_engine.models.lfm2 import Lfm2MoeConfig
 from baton_engine.models.llama import HIDDEN_ACTS, LlamaConfig
 from baton_engine.models.llama4 import Llama4Config
 from baton_engine.models.longcat_flash import LongcatFlashConfig
+from baton_engine.models.mamba import MambaConfig
 from baton_engine.models.mimo_v2_flash import MiMoV2FlashConfig
 from baton_engine.models.minicpm import MiniCpmConfig
 from baton_engine.models.minicpm3 import MiniCpm3Config
@@ -660,6 +661,41 @@ def test_jamba() -> None:
         given = {"mamba_dt_rank": -1, "mamba_inner_layernorms": False, "hidden_act": "gelu", "num_key_value_heads": 3}
         with pytest.raises(ConfigError, match=message):
             parse("JambaForCausalLM", **{**fields, wrong: given.get(wrong, 99)})
+
+
+def test_mamba() -> None:
+    fields: dict[str, Any] = {
+        "conv_kernel": 4, "expand": 16, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 8192,
+        "layer_norm_epsilon": 1e-05, "num_hidden_layers": 64, "state_size": 16, "tie_word_embeddings": False,
+        "time_step_rank": 256, "use_bias": False, "use_conv_bias": True, "vocab_size": 65024,
+    }  # fmt: skip
+    falcon = parse("FalconMambaForCausalLM", **fields)
+    assert isinstance(falcon, MambaConfig)
+    assert (falcon.states, falcon.mamba.rank) == (ChannelShape(8, 8192, 16, 4), 256)
+    assert (falcon.mixer_eps, falcon.default_model_len, falcon.tie_word_embeddings) == (1e-6, 8192, False)
+    # All matrices of a layer: to channels and gates, from the channels and to them, and back to the hidden size.
+    assert falcon.layer_weights == 8192 * (2 * 4096 + (256 + 2 * 16) + 256 + 4096)
+    layout = falcon.kv_layout("bfloat16")
+    assert (layout.state_layers, layout.state_rows, layout.token_bytes) == (tuple(range(64)), 256, 0)
+    # A block has the states and four inputs of all channels, as float32, and no other bytes.
+    assert 256 * layout.layer_bytes == 8192 * (16 + 4) * 4
+    assert falcon.part(RankNumber(1, 8)).states == ChannelShape(1, 1024, 16, 4)
+    with pytest.raises(ConfigError, match=r"8 groups of Mamba's channels cannot be divided among 16 ranks"):
+        falcon.part(RankNumber(1, 16))
+    mamba = parse("MambaForCausalLM", hidden_size=2560, intermediate_size=None, time_step_rank="auto")
+    assert isinstance(mamba, MambaConfig)
+    assert (mamba.states.channels, mamba.mamba.rank, mamba.mixer_eps, mamba.default_model_len) == (
+        5120,
+        160,
+        None,
+        2048,
+    )
+    with pytest.raises(ConfigError, match=r"conv_kernel in config.json is 12; it must be from 2 to 9"):
+        parse("MambaForCausalLM", **{**fields, "conv_kernel": 12})
+    with pytest.raises(ConfigError, match=r"hidden_act in config.json is 'relu'; it must be one of silu, swish"):
+        parse("MambaForCausalLM", **{**fields, "hidden_act": "relu"})
+    with pytest.raises(ConfigError, match=r"state_size in config.json is 0; it must be an integer of at least 1"):
+        parse("FalconMambaForCausalLM", **{**fields, "state_size": 0})
 
 
 def test_kimi_linear_and_ling_3() -> None:

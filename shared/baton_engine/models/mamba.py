@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 
@@ -9,6 +10,7 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.layers.mamba1 import Mamba1, Mamba1Fields, Norm
 from baton_engine.layers.norm import RmsNorm, UnitNorm
 from baton_engine.layers.rope import Rope
+from baton_engine.shard import Place, even_part
 from baton_engine.source import Source
 from baton_kernels.reference.selective_scan import ChannelShape
 
@@ -58,6 +60,10 @@ class MambaConfig(WithStates, LlamaConfig, frozen=True, kw_only=True):
 
     def rope_of(self, layer: int) -> Rope | None:
         return None
+
+    def part(self, ranks: Place) -> Self:
+        even_part(self.num_kv_heads, ranks, "groups of Mamba's channels")  # there are no heads to name in an error
+        return super().part(ranks)
 
 
 class MambaLayer(BlockLayer):
