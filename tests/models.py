@@ -79,6 +79,9 @@ _CLASSES = {
     "lfm2_moe": ("Lfm2MoeConfig", "Lfm2MoeForCausalLM"),
     "lfm3": ("Lfm3Config", "Lfm3ForCausalLM"),
     "bamba": ("BambaConfig", "BambaForCausalLM"),
+    "jamba": ("JambaConfig", "JambaForCausalLM"),
+    "mamba": ("MambaConfig", "MambaForCausalLM"),
+    "falcon_mamba": ("FalconMambaConfig", "FalconMambaForCausalLM"),
     "nemotron_h": ("NemotronHConfig", "NemotronHForCausalLM"),
     "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM"),
     "minimax": ("MiniMaxConfig", "MiniMaxForCausalLM"),
@@ -439,6 +442,14 @@ def make_model(
         fields |= {"embedding_multiplier": 6.0, "residual_multiplier": 0.4, "attention_multiplier": 0.1}
     if kind in ("bamba", "falcon_h1", "granitemoehybrid"):
         fields |= {"mamba_n_heads": 8, "mamba_d_state": 8, "mamba_expand": 1}
+    if kind == "jamba":
+        fields |= {"num_hidden_layers": 4, "attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 6}
+        fields |= {"mamba_d_state": 8, "mamba_dt_rank": 5, "pad_token_id": None}
+        del fields["rope_parameters"]
+    if kind in ("mamba", "falcon_mamba"):
+        fields |= {"num_hidden_layers": 3, "state_size": 8, "time_step_rank": 5, "pad_token_id": None}
+        for name in ("rope_parameters", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"):
+            del fields[name]
     if kind == "nemotron_h":
         fields |= {"mamba_num_heads": 8, "mamba_head_dim": 12, "n_groups": 4, "ssm_state_size": 8, "head_dim": 16}
         fields |= {"layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp", "mlp"]}
@@ -690,6 +701,8 @@ def make_model(
                 parameter.normal_()
             elif name.endswith(("self_attn.A", "z_L_init")):
                 parameter.normal_(std=INITIALIZER_RANGE)
+            elif kind in ("jamba", "mamba", "falcon_mamba") and name.endswith(("A_log", ".D")):
+                parameter.uniform_(0.5, 1.5)  # fresh ones are the same in all channels
             elif name.endswith("modality_router.weight"):
                 parameter.normal_(std=8.0)  # its inputs are tiny
             elif "norm" in name or "ln_" in name or name.endswith(("layer_scalar", "scale", "_residual")):

@@ -6,15 +6,9 @@ import triton.language as tl
 
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .reference.recurrence import NORM_EPS, StateInputs, StateShape
+from .state_blocks import keep_inputs, place_of
 
 _MOST_VALUES = 32  # elements of a head's value for which one program has the state
-_CHANNELS = 512  # of one program that writes inputs
-
-
-@triton.jit
-def _place(element, head, GROUPS: tl.constexpr, DIM: tl.constexpr):
-    """Return where a block has an element of a group's float32 numbers."""
-    return (element // DIM * GROUPS + head) * DIM + element % DIM
 
 
 @triton.jit
@@ -37,7 +31,7 @@ def _convolved(
         row = tl.maximum(token - lag, 0)
         fresh = tl.load(inputs + row * input_stride + channels, mask=known & is_new, other=0.0).to(tl.float32)
         at = FIRST + (slot + (RECENT - 1) * lag) % RECENT * KEPT + places
-        cached = tl.load(block + _place(at, group, GROUPS, DIM), mask=known & (is_new == 0) & has_before, other=0.0)
+        cached = tl.load(block + place_of(at, group, GROUPS, DIM), mask=known & (is_new == 0) & has_before, other=0.0)
         wide += (fresh + cached) * weight
     if BIAS:
         wide += tl.load(bias + channels, mask=known, other=0.0).to(tl.float32)
@@ -78,10 +72,10 @@ def _recurrence_kernel(
     within = is_key[:, None] & is_value[None, :]
     element = k[:, None] * VALUE + v[None, :]
     if in_group < FIRST:
-        states = key_plane + _place(in_group * (KEY * VALUE) + element, group, GROUPS, KEY_DIM)
+        states = key_plane + place_of(in_group * (KEY * VALUE) + element, group, GROUPS, KEY_DIM)
         block_size = PAGE * GROUPS * KEY_DIM
     else:
-        states = value_plane + _place((in_group - FIRST) * (KEY * VALUE) + element, group, GROUPS, VALUE_DIM)
+        states = value_plane + place_of((in_group - FIRST) * (KEY * VALUE) + element, group, GROUPS, VALUE_DIM)
         block_size = PAGE * GROUPS * VALUE_DIM
     key_place = key_head * KEY % GROUP_KEYS + k
     value_place = 2 * GROUP_KEYS + in_group * VALUE + v
@@ -135,50 +129,6 @@ def _recurrence_kernel(
         slot = tl.load(slots + after)
 
 
-@triton.jit(do_not_specialize=["slot_stride", "tokens"], do_not_specialize_on_alignment=["slots"])
-def _keep_inputs_kernel(
-    inputs, slots, plane, tokens, slot_stride, input_stride, GROUPS: tl.constexpr, KEYS: tl.constexpr,
-    VALUES: tl.constexpr, FIRST: tl.constexpr, LENGTH: tl.constexpr, RECENT: tl.constexpr, PAGE: tl.constexpr,
-    DIM: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """Write the last inputs of the convolution into blocks, after all programs have read those of earlier steps.
-
-    A block gets them with its last token that is computed in this step, also those of tokens in the block before it.
-    """
-    let_next_start(OVERLAP)
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + token)
-    after = tl.minimum(token + 1, tokens - 1)
-    goes_on = (after > token) & (tl.load(slots + slot_stride + after) == slot)
-    wait_for_inputs(OVERLAP)
-    if (slot < 0) | (goes_on & (slot % PAGE != PAGE - 1)):
-        return
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    known = channel < 2 * KEYS + VALUES
-    GROUP_KEYS: tl.constexpr = KEYS // GROUPS
-    GROUP_VALUES: tl.constexpr = VALUES // GROUPS
-    is_value = channel >= 2 * KEYS
-    at_key, at_value = channel % KEYS, channel - 2 * KEYS
-    group = tl.where(is_value, at_value // GROUP_VALUES, at_key // GROUP_KEYS)
-    place = at_key % GROUP_KEYS + tl.where(channel >= KEYS, GROUP_KEYS, 0)
-    place = FIRST + tl.where(is_value, 2 * GROUP_KEYS + at_value % GROUP_VALUES, place)
-    here = True
-    before = slot
-    for lag in tl.static_range(LENGTH - 1):
-        row = tl.maximum(token - lag, 0)
-        if lag > 0:
-            # Whether the step has the token. `before` is the slot of the last one that it does not have.
-            previous = tl.load(slots + slot_stride + tl.maximum(token - lag + 1, 0))
-            before = tl.where(here, previous, before)
-            here = here & (token >= lag) & (previous >= 0) & (tl.load(slots + row) == previous)
-        at = (slot + (RECENT - 1) * lag) % RECENT * (2 * GROUP_KEYS + GROUP_VALUES) + place
-        at = _place(at, group, GROUPS, DIM)
-        new = tl.load(inputs + row * input_stride + channel, mask=known & here, other=0.0).to(tl.float32)
-        cached = known & (here == 0) & (before >= 0)
-        new += tl.load(plane + tl.maximum(before, 0) // PAGE * (PAGE * GROUPS * DIM) + at, mask=cached, other=0.0)
-        tl.store(plane + slot // PAGE * (PAGE * GROUPS * DIM) + at, new, mask=known)
-
-
 def recurrence(
     given: StateInputs, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, shape: StateShape
 ) -> torch.Tensor:
@@ -189,7 +139,6 @@ def recurrence(
     planes = [plane.view(torch.float32) for plane in (keys, values)]
     out = inputs.new_empty(tokens, shape.value_heads, shape.value_dim)
     block = min(triton.next_power_of_2(shape.value_dim), _MOST_VALUES)
-    overlap = overlap_options(out.device)
     _recurrence_kernel[(tokens, shape.value_heads, triton.cdiv(shape.value_dim, block))](
         inputs, filters, _given(bias, filters), _given(rates, inputs), _given(gates, inputs), log_decay,
         _given(rate_bias, log_decay), _given(skip, log_decay), slots, *planes, out, tokens, slots.stride(0),
@@ -199,16 +148,12 @@ def recurrence(
         KEY_BLOCK=triton.next_power_of_2(shape.key_dim), VALUE_BLOCK=block, EPS=NORM_EPS, BIAS=bias is not None,
         DELTA=gates is not None, SKIP=skip is not None, MOST=most, LEAST=least,
         STEPS=rates is not None,
-        BY_ELEMENT=rates is not None and rates.shape[1] > shape.value_heads, num_warps=4, **overlap,
+        BY_ELEMENT=rates is not None and rates.shape[1] > shape.value_heads, num_warps=4,
+        **overlap_options(out.device),
     )  # fmt: skip
-    if shape.length == 1:
-        return out
-    first = (shape.group_heads - shape.first_heads) * shape.key_dim * shape.value_dim
-    _keep_inputs_kernel[(tokens, triton.cdiv(shape.channels, _CHANNELS))](
-        inputs, slots, planes[1], tokens, slots.stride(0), inputs.stride(0), GROUPS=groups, KEYS=shape.keys,
-        VALUES=shape.values, FIRST=first, LENGTH=shape.length, RECENT=shape.recent, PAGE=page,
-        DIM=planes[1].shape[3], BLOCK=_CHANNELS, num_warps=4, **overlap,
-    )  # fmt: skip
+    if shape.length > 1:
+        first = (shape.group_heads - shape.first_heads) * shape.key_dim * shape.value_dim
+        keep_inputs(inputs, slots, planes[1], shape.keys, first, shape.length, shape.recent)
     return out
 
 

@@ -24,6 +24,7 @@ from baton_kernels.reference.recurrence import recurrence_reference
 from baton_kernels.reference.rope import rope_and_cache_reference
 from baton_kernels.reference.routing import route_reference
 from baton_kernels.reference.scaled_linear import scaled_linear_reference
+from baton_kernels.reference.selective_scan import convolve_reference, selective_scan_reference
 from baton_kernels.reference.short_conv import short_conv_reference
 
 
@@ -49,6 +50,8 @@ class Ops(msgspec.Struct, frozen=True, kw_only=True):
     index_rope_and_cache: Callable[..., torch.Tensor]
     short_conv: Callable[..., torch.Tensor]
     recurrence: Callable[..., torch.Tensor]
+    convolve: Callable[..., torch.Tensor]
+    selective_scan: Callable[..., torch.Tensor]
     route: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
     run_experts: Callable[..., torch.Tensor]
     run_quantized_experts: Callable[..., torch.Tensor]
@@ -73,6 +76,8 @@ TORCH = Ops(
     index_rope_and_cache=index_rope_and_cache_reference,
     short_conv=short_conv_reference,
     recurrence=recurrence_reference,
+    convolve=convolve_reference,
+    selective_scan=selective_scan_reference,
     route=route_reference,
     run_experts=experts_reference,
     run_quantized_experts=quantized_experts_reference,

@@ -16,6 +16,7 @@ from baton_kernels.recurrence import recurrence
 from baton_kernels.rope import rope_and_cache
 from baton_kernels.routing import route, route_fixed
 from baton_kernels.scaled_linear import scaled_linear, scaled_linear_fixed
+from baton_kernels.selective_scan import convolve, selective_scan
 from baton_kernels.short_conv import short_conv
 
 from .ops import Ops
@@ -36,6 +37,8 @@ TRITON = Ops(
     index_rope_and_cache=index_rope_and_cache,
     short_conv=short_conv,
     recurrence=recurrence,
+    convolve=convolve,
+    selective_scan=selective_scan,
     route=route,
     run_experts=run_experts,
     run_quantized_experts=run_quantized_experts,

@@ -576,6 +576,38 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "lfm2-units-as-they-are": ("lfm2", {"block_auto_adjust_ff_dim": False, "layer_types": None, "full_attn_idxs": [1]}),
     "bamba": ("bamba", {}),
+    "jamba": ("jamba", {}),
+    "jamba-biases-no-experts": (
+        "jamba",
+        {
+            "attn_layer_period": 2,
+            "mamba_conv_bias": False,
+            "mamba_d_conv": 3,
+            "mamba_dt_rank": "auto",
+            "mamba_expand": 1,
+            "mamba_proj_bias": True,
+            "num_experts": 1,
+            "num_key_value_heads": 4,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "jamba-experts-in-each-layer": (
+        "jamba",
+        {"expert_layer_period": 1, "expert_layer_offset": 0, "num_experts_per_tok": 1, "num_key_value_heads": 4},
+    ),
+    "mamba": ("mamba", {}),
+    "mamba-biases-longer-untied": (
+        "mamba",
+        {
+            "conv_kernel": 5,
+            "intermediate_size": 72,
+            "time_step_rank": "auto",
+            "use_bias": True,
+            "use_conv_bias": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "falcon-mamba": ("falcon_mamba", {"mixer_rms_eps": 0.1, "tie_word_embeddings": False}),
     "olmo-hybrid": ("olmo_hybrid", {}),
     "olmo-hybrid-unrotated": (
         "olmo_hybrid",

@@ -33,6 +33,7 @@ from baton_engine.models.granite import GraniteConfig, Multipliers
 from baton_engine.models.hrm_text import HrmTextConfig
 from baton_engine.models.hyperclovax import HyperClovaXConfig
 from baton_engine.models.jais import JaisConfig
+from baton_engine.models.jamba import JambaConfig, JambaMoeConfig
 from baton_engine.models.jetmoe import JetMoeConfig
 from baton_engine.models.laguna import LagunaConfig
 from baton_engine.models.latent_states import LatentStatesConfig
@@ -41,6 +42,7 @@ from baton_engine.models.lfm2 import Lfm2MoeConfig
 from baton_engine.models.llama import HIDDEN_ACTS, LlamaConfig
 from baton_engine.models.llama4 import Llama4Config
 from baton_engine.models.longcat_flash import LongcatFlashConfig
+from baton_engine.models.mamba import MambaConfig
 from baton_engine.models.mimo_v2_flash import MiMoV2FlashConfig
 from baton_engine.models.minicpm import MiniCpmConfig
 from baton_engine.models.minicpm3 import MiniCpm3Config
@@ -65,6 +67,7 @@ from baton_engine.models.step3p5 import Step3p5Config
 from baton_engine.shard import RankNumber
 from baton_kernels.reference.activation import ACTIVATIONS
 from baton_kernels.reference.recurrence import StateShape
+from baton_kernels.reference.selective_scan import ChannelShape
 
 SIZES = {
     "vocab_size": 1000, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 4,
@@ -621,6 +624,76 @@ def test_falcon_h1_nemotron_h_and_olmo_hybrid() -> None:
         mamba_n_groups=1, num_attention_heads=32, num_hidden_layers=8, num_key_value_heads=8, hidden_size=4096,
     )  # fmt: skip
     assert (bamba.rope.partial, bamba.recent_tokens, bamba.sliding_windows[3]) == (0.5, 2, None)
+
+
+def test_jamba() -> None:
+    fields: dict[str, Any] = {
+        "attn_layer_offset": 4, "attn_layer_period": 8, "expert_layer_offset": 1, "expert_layer_period": 2,
+        "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336, "mamba_conv_bias": True,
+        "mamba_d_conv": 4, "mamba_d_state": 16, "mamba_dt_rank": 256, "mamba_expand": 2, "mamba_proj_bias": False,
+        "max_position_embeddings": 262144, "num_attention_heads": 32, "num_experts": 16, "num_experts_per_tok": 2,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "vocab_size": 65536,
+    }  # fmt: skip
+    mini = parse("JambaForCausalLM", **fields)
+    assert isinstance(mini, JambaMoeConfig)
+    assert [layer for layer, window in enumerate(mini.sliding_windows) if window is None] == [4, 12, 20, 28]
+    assert (mini.dense_layers, mini.num_experts, mini.expert_size) == (set(range(0, 32, 2)), 16, 14336)
+    assert (mini.routing.count, mini.routing.normalize, mini.mamba.rank, mini.rope_of(4)) == (2, False, 256, None)
+    assert mini.states == ChannelShape(8, 8192, 16, 4)
+    # A group has the states of 1,024 channels, and its part of a row of keys has 256 bytes.
+    assert mini.kv_layout("bfloat16").state_rows == 1024 * 16 * 4 // 256
+    assert mini.part(RankNumber(0, 4)).states == ChannelShape(2, 2048, 16, 4)
+    small = parse("JambaForCausalLM", **{**fields, "num_experts": 1, "mamba_dt_rank": "auto", "hidden_size": 2560})
+    assert isinstance(small, JambaConfig)
+    assert (small.num_experts, small.mamba.rank) == (0, 160)
+    for wrong, message in {
+        "attn_layer_offset": r"attn_layer_offset in config.json is 99; it must be less than attn_layer_period, 8",
+        "expert_layer_offset": r"expert_layer_offset in config.json is 99; it must be less than expert_layer_period, 2",
+        "mamba_d_conv": r"mamba_d_conv in config.json is 99; it must be from 2 to 9",
+        "mamba_dt_rank": r"mamba_dt_rank in config.json is -1; it must be an integer of at least 1",
+        "num_experts_per_tok": r"num_experts_per_tok in config.json is 99; it must be at most 16",
+        "mamba_inner_layernorms": r"mamba_inner_layernorms False in config.json is not served",
+        "hidden_act": r"hidden_act in config.json is 'gelu'; it must be one of silu, swish",
+        "num_key_value_heads": r"8192 channels of Mamba in config.json cannot be divided among 3 key-value heads",
+    }.items():
+        given = {"mamba_dt_rank": -1, "mamba_inner_layernorms": False, "hidden_act": "gelu", "num_key_value_heads": 3}
+        with pytest.raises(ConfigError, match=message):
+            parse("JambaForCausalLM", **{**fields, wrong: given.get(wrong, 99)})
+
+
+def test_mamba() -> None:
+    fields: dict[str, Any] = {
+        "conv_kernel": 4, "expand": 16, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 8192,
+        "layer_norm_epsilon": 1e-05, "num_hidden_layers": 64, "state_size": 16, "tie_word_embeddings": False,
+        "time_step_rank": 256, "use_bias": False, "use_conv_bias": True, "vocab_size": 65024,
+    }  # fmt: skip
+    falcon = parse("FalconMambaForCausalLM", **fields)
+    assert isinstance(falcon, MambaConfig)
+    assert (falcon.states, falcon.mamba.rank) == (ChannelShape(8, 8192, 16, 4), 256)
+    assert (falcon.mixer_eps, falcon.default_model_len, falcon.tie_word_embeddings) == (1e-6, 8192, False)
+    # All matrices of a layer: to channels and gates, from the channels and to them, and back to the hidden size.
+    assert falcon.layer_weights == 8192 * (2 * 4096 + (256 + 2 * 16) + 256 + 4096)
+    layout = falcon.kv_layout("bfloat16")
+    assert (layout.state_layers, layout.state_rows, layout.token_bytes) == (tuple(range(64)), 256, 0)
+    # A block has the states and four inputs of all channels, as float32, and no other bytes.
+    assert 256 * layout.layer_bytes == 8192 * (16 + 4) * 4
+    assert falcon.part(RankNumber(1, 8)).states == ChannelShape(1, 1024, 16, 4)
+    with pytest.raises(ConfigError, match=r"8 groups of Mamba's channels cannot be divided among 16 ranks"):
+        falcon.part(RankNumber(1, 16))
+    mamba = parse("MambaForCausalLM", hidden_size=2560, intermediate_size=None, time_step_rank="auto")
+    assert isinstance(mamba, MambaConfig)
+    assert (mamba.states.channels, mamba.mamba.rank, mamba.mixer_eps, mamba.default_model_len) == (
+        5120,
+        160,
+        None,
+        2048,
+    )
+    with pytest.raises(ConfigError, match=r"conv_kernel in config.json is 12; it must be from 2 to 9"):
+        parse("MambaForCausalLM", **{**fields, "conv_kernel": 12})
+    with pytest.raises(ConfigError, match=r"hidden_act in config.json is 'relu'; it must be one of silu, swish"):
+        parse("MambaForCausalLM", **{**fields, "hidden_act": "relu"})
+    with pytest.raises(ConfigError, match=r"state_size in config.json is 0; it must be an integer of at least 1"):
+        parse("FalconMambaForCausalLM", **{**fields, "state_size": 0})
 
 
 def test_kimi_linear_and_ling_3() -> None:

@@ -71,7 +71,7 @@ FAMILIES = (
     "qwen3-5-moe", "qwen3-next", "granite-4-mamba-biases-groups", "granite-4-mamba",
     "bamba-biases-groups", "nemotron-h", "falcon-h1-biases-norms", "olmo-hybrid", "olmo-hybrid-unrotated", "falcon-h1",
     "kimi-linear", "nemotron-h-latent-experts-first-biases", "nemotron-h-experts-groups", "minimax-without-factors",
-    "ling3",
+    "ling3", "jamba-biases-no-experts", "jamba-experts-in-each-layer", "mamba-biases-longer-untied", "falcon-mamba",
 )  # fmt: skip
 
 

@@ -110,11 +110,16 @@ def test_only_the_last_state_is_handed_over(qwen: Path) -> None:
     assert len(pair.run().tokens[0, 0]) == 30
 
 
-@pytest.mark.parametrize("ranks", [(1, 1), (1, 2), (2, 1)])
-def test_states_beside_latents_are_found_again_and_handed_over(
-    tiny_model: MakeModel, divided: MakeEngine, ranks: tuple[int, int]
+@pytest.mark.parametrize(
+    ("family", "ranks"),
+    [("kimi_linear", (1, 1)), ("kimi_linear", (1, 2)), ("kimi_linear", (2, 1)), ("jamba", (2, 1)),
+     ("falcon_mamba", (1, 2))],
+)  # fmt: skip
+def test_states_of_other_kinds_are_found_again_and_handed_over(
+    tiny_model: MakeModel, divided: MakeEngine, family: str, ranks: tuple[int, int]
 ) -> None:
-    folder, common = tiny_model("kimi_linear"), make_prompt(130)
+    """Kimi Linear has states beside latents, Jamba has those of Mamba 1 beside keys, and FalconMamba has no others."""
+    folder, common = tiny_model(family), make_prompt(130)
     sizes = [divided(folder, count, block_size=4, max_num_batched_tokens=50) for count in ranks]
     block = sizes[0].config.block_size
     assert 16 < block == sizes[1].config.block_size < 130

@@ -19,6 +19,16 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from .state_blocks import (
+    places_before,
+    planes_for,
+    read_numbers,
+    recent_places,
+    rows_for,
+    visits,
+    write_numbers,
+)
+
 NORM_EPS = 1e-6  # of the norms of queries and keys
 
 
@@ -68,9 +78,8 @@ class StateShape(NamedTuple):
 
     @property
     def recent(self) -> int:
-        """How many inputs of the convolution have a place: a power of two. That of a token is its position modulo this
-        number."""
-        return 1 << (self.length - 2).bit_length() if self.length > 1 else 0
+        """As recent_places returns."""
+        return recent_places(self.length)
 
     @property
     def plane_elements(self) -> tuple[int, int]:
@@ -84,23 +93,12 @@ class StateShape(NamedTuple):
         return self.first_heads * state, (self.group_heads - self.first_heads) * state + inputs
 
     def rows(self, head_bytes: Sequence[int]) -> int:
-        """Return how many rows of a block the numbers take. head_bytes: of a group's part of a row in each plane."""
-        sizes = [4 * count for count in self.plane_elements]
-        if len(head_bytes) == 1:
-            return sum(-(-size // head_bytes[0]) for size in sizes)
-        return max(-(-size // each) for size, each in zip(sizes, head_bytes, strict=True))
+        """As rows_for returns."""
+        return rows_for(self.plane_elements, head_bytes)
 
     def planes(self, cache: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a layer's planes of keys and of values, as recurrence_reference takes them.
-
-        cache: the layer's planes, [blocks, block_size, groups, head_dim] each. In one of latents, the numbers of the
-        plane of values follow those of the plane of keys.
-        """
-        if len(cache) > 1:
-            return cache[0], cache[1]
-        [plane] = cache
-        keys = -(-4 * self.plane_elements[0] // (plane.shape[3] * plane.element_size()))
-        return plane, plane[:, keys:]
+        """As planes_for returns."""
+        return planes_for(self.plane_elements, cache)
 
 
 class StateInputs(NamedTuple):
@@ -155,10 +153,9 @@ def recurrence_reference(
     decay = torch.exp(least * torch.sigmoid(speed * moves) if least else -speed * steps)
     parts = steps[..., 0] if gates is None else most * gates.float().sigmoid()
     out = inputs.new_empty(len(inputs), shape.value_heads, shape.value_dim)
-    slot_of, before = slots.tolist()
     state, recent = torch.empty(0), torch.empty(0)
-    for token, (slot, last) in enumerate(zip(slot_of, before, strict=True)):
-        if not token or last < 0 or slot_of[token - 1] != last:
+    for token, (slot, last, begins, keeps) in enumerate(visits(slots, size)):
+        if begins:
             state, recent = _read(planes, last // size, last % size, shape)
             if last < 0:
                 state, recent = torch.zeros_like(state), torch.zeros_like(recent)
@@ -175,8 +172,7 @@ def recurrence_reference(
         state = state + k[:, :, None] * (new * parts[token, :, None])[:, None]
         result = (state * q[:, :, None]).sum(1)
         out[token] = result if skip is None else result + skip[:, None] * v
-        goes_on = token + 1 < len(inputs) and before[token + 1] == slot
-        if slot >= 0 and not (goes_on and (slot + 1) % size):
+        if keeps:
             _write(planes, slot // size, slot % size, state, recent, shape)
     return out
 
@@ -199,16 +195,13 @@ def _heads(mixed: torch.Tensor, shape: StateShape) -> list[torch.Tensor]:
 def _read(planes: list[torch.Tensor], block: int, place: int, shape: StateShape) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the states [value_heads, key_dim, value_dim] and the inputs [length - 1, groups, channels of a group], the
     oldest first, of a block whose last token has this place."""
-    first, rest = (
-        plane[block].transpose(0, 1).flatten(1)[:, :count]
-        for plane, count in zip(planes, shape.plane_elements, strict=True)
-    )
+    first, rest = (read_numbers(plane[block], count) for plane, count in zip(planes, shape.plane_elements, strict=True))
     state = shape.key_dim * shape.value_dim
     split = (shape.group_heads - shape.first_heads) * state
     second, recent = rest[:, :split], rest[:, split:]
     states = torch.cat([first, second], dim=1).view(shape.value_heads, shape.key_dim, shape.value_dim)
     recent = recent.unflatten(1, (shape.recent, shape.channels // shape.groups)).transpose(0, 1)
-    return states, recent[_places(place, shape)]
+    return states, recent[places_before(place, shape.length)]
 
 
 def _write(
@@ -218,14 +211,7 @@ def _write(
     grouped = states.view(shape.groups, -1)
     split = shape.first_heads * shape.key_dim * shape.value_dim
     placed = recent.new_zeros(shape.recent, *recent.shape[1:])
-    placed[_places(place, shape)] = recent
+    placed[places_before(place, shape.length)] = recent
     rest = torch.cat([grouped[:, split:], placed.transpose(0, 1).flatten(1)], dim=1)
     for plane, numbers in zip(planes, (grouped[:, :split], rest), strict=True):
-        flat = plane[block].transpose(0, 1).clone().flatten(1)
-        flat[:, : numbers.shape[1]] = numbers
-        plane[block] = flat.unflatten(1, (plane.shape[1], -1)).transpose(0, 1)
-
-
-def _places(last: int, shape: StateShape) -> list[int]:
-    """Return the places of the inputs that a token reads after the one with the place `last` in its block."""
-    return [(last - lag) % shape.recent for lag in reversed(range(shape.length - 1))]
+        write_numbers(plane[block], numbers)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import msgspec
 import torch
@@ -11,10 +11,12 @@ from baton_common.kv_layout import STATE_PLACES, KvLayout
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
+from baton_engine.layers.mamba1 import Mamba1Fields
 from baton_engine.layers.recurrence import Mamba, Mamba2
 from baton_engine.shard import Place
 from baton_engine.source import Source
 from baton_kernels.reference.recurrence import StateShape
+from baton_kernels.reference.selective_scan import ChannelShape
 
 from .llama import LlamaConfig, LlamaLayer
 
@@ -24,11 +26,12 @@ _INFINITE = {"__float__": "Infinity"}
 
 
 class WithStates:
-    """A part of the config of such a model. states: the heads of these layers; None = there is no such layer."""
+    """A part of the config of such a model. states: the heads or channels of these layers; None = there is no such
+    layer."""
 
     num_kv_heads: int
     state_layers: frozenset[int]
-    states: StateShape | None
+    states: StateShape | ChannelShape | None
 
     @property
     def recent_tokens(self) -> int:
@@ -48,7 +51,7 @@ class WithStates:
         own: Self = msgspec.structs.replace(part, states=self.states_of(ranks))
         return own
 
-    def states_of(self, ranks: Place) -> StateShape | None:
+    def states_of(self, ranks: Place) -> StateShape | ChannelShape | None:
         """Return what one rank has of the states. Raises ConfigError if they cannot be divided."""
         if self.num_kv_heads % ranks.count:
             raise ConfigError(
@@ -138,6 +141,34 @@ def read_mamba(file: ConfigFile, kv_heads: int, inner: int | None = None) -> tup
     shape = StateShape(kv_heads, key_heads, heads, file.count("mamba_d_state", 256), dim, length)
     bias = file.flag("mamba_proj_bias")
     return shape, Mamba(groups, bias, file.flag("mamba_conv_bias", True), bias)
+
+
+class Mamba1Names(NamedTuple):
+    """The names in config.json of what ChannelShape and Mamba1Fields call by these names."""
+
+    state: str
+    length: str
+    rank: str
+    bias: str
+    conv_bias: str
+
+
+def read_mamba1(
+    file: ConfigFile, names: Mamba1Names, kv_heads: int, channels: int
+) -> tuple[ChannelShape, Mamba1Fields]:  # fmt: skip
+    """Return the channels of Mamba 1, which the key-value heads divide, and what else config.json says of it. Raises
+    ConfigError for channels that Baton does not serve."""
+    if channels % kv_heads:
+        raise ConfigError(
+            f"the {channels} channels of Mamba in config.json cannot be divided among {kv_heads} key-value heads"
+        )
+    length = file.count(names.length, 4)
+    check_length(length, names.length)
+    rank = math.ceil(file.count("hidden_size") / 16)
+    if file.fields.get(names.rank) != "auto":
+        rank = file.count(names.rank, rank)
+    fields = Mamba1Fields(rank, file.flag(names.bias), file.flag(names.conv_bias, True))
+    return ChannelShape(kv_heads, channels, file.count(names.state, 16), length), fields
 
 
 def check_length(length: int, name: str) -> None:
