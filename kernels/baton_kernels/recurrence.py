@@ -6,7 +6,7 @@ import triton.language as tl
 
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .reference.recurrence import NORM_EPS, StateInputs, StateShape
-from .state_blocks import keep_inputs, place_of
+from .state_blocks import keep_inputs, place_of, softplus
 
 _MOST_VALUES = 32  # elements of a head's value for which one program has the state
 
@@ -108,7 +108,7 @@ def _recurrence_kernel(
         step = 1.0
         if STEPS:
             move = tl.load(rates + token * rate_stride + rate_at, mask=has_rate, other=0.0).to(tl.float32) + bias
-            step = tl.where(move > 20.0, move, tl.log(1.0 + tl.exp(tl.minimum(move, 20.0))))
+            step = softplus(move)
         state = state * tl.exp(LEAST * tl.sigmoid(-rate * move) if LEAST != 0.0 else rate * step)
         if DELTA:
             q = q * (tl.rsqrt(tl.sum(q * q, 0) + EPS) * KEY**-0.5)

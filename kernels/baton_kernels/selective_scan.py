@@ -6,7 +6,7 @@ import triton.language as tl
 
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .reference.selective_scan import ChannelShape, ScanInputs
-from .state_blocks import keep_inputs, place_of, token_before
+from .state_blocks import keep_inputs, place_of, softplus, token_before
 
 _CONVOLVED = 512  # channels of one program of the convolution
 _SCANNED = 32  # channels for which one program has the states
@@ -48,18 +48,6 @@ def _convolve_kernel(
     tl.store(out + token * CHANNELS + channel, result.to(new.dtype), mask=known)
 
 
-@triton.jit
-def _softplus(x):
-    """Return log(1 + exp(x)).
-
-    Rounding 1 + exp(x) loses most of a small exp(x), and steps are often that small. The factor makes up for this.
-    """
-    small = tl.exp(tl.minimum(x, 20.0))
-    rounded = 1.0 + small
-    lost = tl.where(rounded == 1.0, 1.0, rounded - 1.0)
-    return tl.where(x > 20.0, x, tl.where(rounded == 1.0, small, tl.log(rounded) * (small / lost)))
-
-
 @triton.jit(do_not_specialize=["slot_stride", "tokens"], do_not_specialize_on_alignment=["slots"])
 def _scan_kernel(
     inputs, rates, gates, added, read, log_decay, rate_bias, skip, slots, plane, out, tokens, slot_stride, input_stride,
@@ -94,7 +82,7 @@ def _scan_kernel(
         gate = tl.load(gates + token * gate_stride + channel, mask=known, other=0.0).to(tl.float32)
         b = tl.load(added + token * added_stride + n, mask=is_state, other=0.0).to(tl.float32)
         c = tl.load(read + token * read_stride + n, mask=is_state, other=0.0).to(tl.float32)
-        step = _softplus(rate + bias)
+        step = softplus(rate + bias)
         state = state * tl.exp(speed * step[:, None]) + (step * x)[:, None] * b[None, :]
         result = (tl.sum(state * c[None, :], 1) + factor * x) * gate * tl.sigmoid(gate)
         tl.store(out + token * CHANNELS + channel, result.to(out.dtype.element_ty), mask=known)

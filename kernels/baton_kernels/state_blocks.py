@@ -28,6 +28,18 @@ def token_before(slots, slot_stride, token, lag: tl.constexpr, here, before):
     return is_here, before
 
 
+@triton.jit
+def softplus(x):
+    """Return log(1 + exp(x)).
+
+    Rounding 1 + exp(x) loses most of a small exp(x), and steps are often that small. The factor makes up for this.
+    """
+    small = tl.exp(tl.minimum(x, 20.0))
+    rounded = 1.0 + small
+    lost = tl.where(rounded == 1.0, 1.0, rounded - 1.0)
+    return tl.where(x > 20.0, x, tl.where(rounded == 1.0, small, tl.log(rounded) * (small / lost)))
+
+
 # One compiled kernel serves all steps, as for short convolutions.
 @triton.jit(do_not_specialize=["slot_stride", "tokens"], do_not_specialize_on_alignment=["slots"])
 def _keep_inputs_kernel(

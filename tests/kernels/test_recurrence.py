@@ -130,3 +130,15 @@ def test_states_beside_latents_lie_in_one_plane(op: type, device: torch.device) 
     together = torch.cat([plane[0, :count] for plane, count in zip(apart, rows, strict=True)])
     torch.testing.assert_close(latents[0].nan_to_num(0.0), together, rtol=0, atol=0)
     assert latents[1].isnan().all()
+
+
+def test_short_steps_are_precise(device: torch.device) -> None:
+    """What Mamba adds to a state is as small as the step is short, and rounding must not lose it."""
+    shape = StateShape(1, 1, 2, 8, 8, 2)
+    rates = torch.full((6, 2), -12.0, device=device)
+    zeros, filters = torch.zeros(2, device=device), torch.randn(shape.channels, 2, device=device)
+    given = StateInputs(torch.randn(6, shape.channels, device=device), filters, None, rates, None, zeros, zeros, None)
+    slots = torch.stack([torch.arange(6), torch.arange(-1, 5)]).to(device)
+    planes = [[torch.zeros(1, 8, 1, -(-count // 8), device=device) for count in shape.plane_elements] for _ in range(2)]
+    expected = recurrence_reference(given, slots, *planes[0], shape)
+    torch.testing.assert_close(recurrence(given, slots, *planes[1], shape), expected, rtol=1e-5, atol=0)
