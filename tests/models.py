@@ -81,6 +81,7 @@ _CLASSES = {
     "bamba": ("BambaConfig", "BambaForCausalLM"),
     "jamba": ("JambaConfig", "JambaForCausalLM"),
     "mamba": ("MambaConfig", "MambaForCausalLM"),
+    "mamba2": ("Mamba2Config", "Mamba2ForCausalLM"),
     "falcon_mamba": ("FalconMambaConfig", "FalconMambaForCausalLM"),
     "nemotron_h": ("NemotronHConfig", "NemotronHForCausalLM"),
     "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM"),
@@ -446,7 +447,10 @@ def make_model(
         fields |= {"num_hidden_layers": 4, "attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 6}
         fields |= {"mamba_d_state": 8, "mamba_dt_rank": 5, "pad_token_id": None}
         del fields["rope_parameters"]
-    if kind in ("mamba", "falcon_mamba"):
+    if kind == "mamba2":
+        fields |= {"num_heads": 8, "head_dim": 16, "n_groups": 2}
+        del fields["intermediate_size"]
+    if kind in ("mamba", "mamba2", "falcon_mamba"):
         fields |= {"num_hidden_layers": 3, "state_size": 8, "time_step_rank": 5, "pad_token_id": None}
         for name in ("rope_parameters", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"):
             del fields[name]
@@ -701,7 +705,7 @@ def make_model(
                 parameter.normal_()
             elif name.endswith(("self_attn.A", "z_L_init")):
                 parameter.normal_(std=INITIALIZER_RANGE)
-            elif kind in ("jamba", "mamba", "falcon_mamba") and name.endswith(("A_log", ".D")):
+            elif kind in ("jamba", "mamba", "mamba2", "falcon_mamba") and name.endswith(("A_log", ".D")):
                 parameter.uniform_(0.5, 1.5)  # fresh ones are the same in all channels
             elif name.endswith("modality_router.weight"):
                 parameter.normal_(std=8.0)  # its inputs are tiny

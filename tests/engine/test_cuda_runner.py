@@ -119,6 +119,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "longcat_flash",
         "mimo_v2_flash",
         "mistral_large4",
+        "mamba2",
         "minimax",
         "modernbert_decoder",
         "molmo2",

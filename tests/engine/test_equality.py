@@ -595,6 +595,11 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "jamba",
         {"expert_layer_period": 1, "expert_layer_offset": 0, "num_experts_per_tok": 1, "num_key_value_heads": 4},
     ),
+    "mamba2": ("mamba2", {}),
+    "mamba2-biases-a-group-longer": (
+        "mamba2",
+        {"use_bias": True, "n_groups": 1, "conv_kernel": 6, "state_size": 24, "tie_word_embeddings": True},
+    ),
     "mamba": ("mamba", {}),
     "mamba-biases-longer-untied": (
         "mamba",

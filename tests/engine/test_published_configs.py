@@ -43,6 +43,7 @@ from baton_engine.models.llama import HIDDEN_ACTS, LlamaConfig
 from baton_engine.models.llama4 import Llama4Config
 from baton_engine.models.longcat_flash import LongcatFlashConfig
 from baton_engine.models.mamba import MambaConfig
+from baton_engine.models.mamba2 import Mamba2Config
 from baton_engine.models.mimo_v2_flash import MiMoV2FlashConfig
 from baton_engine.models.minicpm import MiniCpmConfig
 from baton_engine.models.minicpm3 import MiniCpm3Config
@@ -661,6 +662,24 @@ def test_jamba() -> None:
             parse("JambaForCausalLM", **{**fields, wrong: given.get(wrong, 99)})
 
 
+def test_codestral_mamba() -> None:
+    fields: dict[str, Any] = {
+        "conv_kernel": 4, "expand": 2, "head_dim": 64, "hidden_size": 4096, "layer_norm_epsilon": 1e-05, "n_groups": 8,
+        "norm_before_gate": True, "num_heads": 128, "num_hidden_layers": 64, "rms_norm": True, "state_size": 128,
+        "tie_word_embeddings": False, "time_step_limit": [0.0, float("inf")], "time_step_rank": 256, "use_bias": False,
+        "use_conv_bias": True, "vocab_size": 32768,
+    }  # fmt: skip
+    config = parse("Mamba2ForCausalLM", **fields)
+    assert isinstance(config, Mamba2Config)
+    assert (config.states, config.default_model_len) == (StateShape(8, 8, 128, 128, 64, 4), 4096)
+    assert config.layer_weights == 4096 * (3 * 8192 + 2 * 8 * 128 + 128)
+    layout = config.kv_layout("bfloat16")
+    # A group of 16 heads has 8 states in each plane, in rows of 256 numbers of two bytes, and inputs of 1,280 channels.
+    assert (layout.state_rows, layout.planes[0].dim, layout.planes[1].dim) == (512, 256, 276)
+    with pytest.raises(ConfigError, match=r"mamba_n_heads 128 times mamba_d_head 32 in config.json is not 8192"):
+        parse("Mamba2ForCausalLM", **{**fields, "head_dim": 32})
+
+
 def test_mamba() -> None:
     fields: dict[str, Any] = {
         "conv_kernel": 4, "expand": 16, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 8192,
@@ -678,7 +697,7 @@ def test_mamba() -> None:
     # A block has the states and four inputs of all channels, as float32, and no other bytes.
     assert 256 * layout.layer_bytes == 8192 * (16 + 4) * 4
     assert falcon.part(RankNumber(1, 8)).states == ChannelShape(1, 1024, 16, 4)
-    with pytest.raises(ConfigError, match=r"8 groups of Mamba's channels cannot be divided among 16 ranks"):
+    with pytest.raises(ConfigError, match=r"8 groups of Mamba's states cannot be divided among 16 ranks"):
         falcon.part(RankNumber(1, 16))
     mamba = parse("MambaForCausalLM", hidden_size=2560, intermediate_size=None, time_step_rank="auto")
     assert isinstance(mamba, MambaConfig)

@@ -20,6 +20,7 @@ MODELS = {
     "JambaForCausalLM": ("jamba", "Jamba"),
     "MambaForCausalLM": ("mamba", "Mamba"),
     "FalconMambaForCausalLM": ("mamba", "FalconMamba"),
+    "Mamba2ForCausalLM": ("mamba2", "Mamba2"),
     "OlmoHybridForCausalLM": ("olmo_hybrid", "OlmoHybrid"),
     "FalconH1ForCausalLM": ("falcon_h1", "FalconH1"),
     "NemotronHForCausalLM": ("nemotron_h", "NemotronH"),
