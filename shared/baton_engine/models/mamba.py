@@ -11,10 +11,9 @@ from baton_engine.source import Source
 from baton_kernels.reference.selective_scan import ChannelShape
 
 from .block_layer import BlockLayer
-from .llama import SILU, Defaults, Llama, LlamaConfig, read_llama_config
-from .recurrent_states import Mamba1Names, read_mamba1, state_windows
-from .states_only import MOST_TOKENS, StatesOnlyConfig, groups_of, with_heads
-from .unrotated import NO_ROPE
+from .llama import Llama, LlamaConfig
+from .recurrent_states import Mamba1Names, read_mamba1
+from .states_only import StatesOnlyConfig, groups_of, read_states_only
 
 _NAMES = Mamba1Names("state_size", "conv_kernel", "time_step_rank", "use_bias", "use_conv_bias")
 _SIZES = {"vocab_size": 50_280, "hidden_size": 768, "num_hidden_layers": 32}
@@ -60,24 +59,13 @@ class Mamba(Llama):
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
         file = file.with_defaults(_SIZES)
-        layers = file.count("num_hidden_layers")
         # FalconMamba 7B has an expand of 16, which its intermediate_size overrides.
         inner = file.count("intermediate_size", file.count("expand", 2) * file.count("hidden_size"))
         shape, fields = read_mamba1(file, _NAMES, groups_of(inner), inner)
-        return read_llama_config(
-            MambaConfig,
-            with_heads(file, shape, inner),
-            Defaults(MOST_TOKENS, tie_word_embeddings=True),
-            state_windows(frozenset(range(layers)), layers),
-            rope=NO_ROPE,
-            eps=file.number("layer_norm_epsilon", 1e-5),
-            activations=SILU,
-            state_layers=frozenset(range(layers)),
-            states=shape,
-            mamba=fields,
-            trained=cls.trained,
+        return read_states_only(
+            MambaConfig, file, shape, inner, tied=True, mamba=fields, trained=cls.trained,
             mixer_eps=cls.mixer_eps(file),
-        )
+        )  # fmt: skip
 
 
 class FalconMamba(Mamba):

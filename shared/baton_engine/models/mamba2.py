@@ -11,10 +11,9 @@ from baton_engine.source import Source
 from baton_kernels.reference.recurrence import StateShape
 
 from .block_layer import BlockLayer
-from .llama import SILU, Defaults, Llama, LlamaConfig, read_llama_config
-from .recurrent_states import mamba, read_mamba, state_windows
-from .states_only import MOST_TOKENS, StatesOnlyConfig, groups_of, with_heads
-from .unrotated import NO_ROPE
+from .llama import Llama, LlamaConfig
+from .recurrent_states import mamba, read_mamba
+from .states_only import StatesOnlyConfig, groups_of, read_states_only
 
 _SIZES = {"vocab_size": 32_768, "hidden_size": 4096, "num_hidden_layers": 64}
 # The names of fields of Mamba that other families have, and those of this family with their defaults.
@@ -55,20 +54,8 @@ class Mamba2(Llama):
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
         file = file.with_defaults(_SIZES)
-        layers, inner = file.count("num_hidden_layers"), file.count("expand", 2) * file.count("hidden_size")
+        inner = file.count("expand", 2) * file.count("hidden_size")
         fields: dict[str, Any] = {ours: file.count(*own) for ours, own in _NAMES.items()}
         fields |= {"mamba_proj_bias": file.flag("use_bias"), "mamba_conv_bias": file.flag("use_conv_bias", True)}
         shape, how = read_mamba(ConfigFile({**file.fields, **fields}), groups_of(fields["mamba_n_heads"]), inner)
-        return read_llama_config(
-            Mamba2Config,
-            with_heads(file, shape, inner),
-            Defaults(MOST_TOKENS),
-            state_windows(frozenset(range(layers)), layers),
-            rope=NO_ROPE,
-            eps=file.number("layer_norm_epsilon", 1e-5),
-            activations=SILU,
-            state_layers=frozenset(range(layers)),
-            states=shape,
-            mamba=how,
-            trained=_TRAINED,
-        )
+        return read_states_only(Mamba2Config, file, shape, inner, tied=False, mamba=how, trained=_TRAINED)

@@ -1,7 +1,7 @@
 """The config of models that have no attention: each layer is a norm and a block with states."""
 
 import math
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from baton_engine.config_file import ConfigFile
 from baton_engine.layers.rope import Rope
@@ -9,8 +9,9 @@ from baton_engine.shard import Place, even_part
 from baton_kernels.reference.recurrence import StateShape
 from baton_kernels.reference.selective_scan import ChannelShape
 
-from .llama import LlamaConfig
-from .recurrent_states import WithStates
+from .llama import SILU, Defaults, LlamaConfig, read_llama_config
+from .recurrent_states import WithStates, state_windows
+from .unrotated import NO_ROPE
 
 # There are no key-value heads, but the cache and ranks divide states as if there were, at most so many.
 _MOST_GROUPS = 8
@@ -19,7 +20,7 @@ _MOST_GROUPS = 8
 _ROWS = 256
 _MOST_DIM = 256  # of heads, for which attention backends have tiles
 # States have no limit of length. This is more than any prompt has.
-MOST_TOKENS = 1 << 20
+_MOST_TOKENS = 1 << 20
 
 
 class StatesOnlyConfig(WithStates, LlamaConfig, frozen=True, kw_only=True):
@@ -50,13 +51,32 @@ class StatesOnlyConfig(WithStates, LlamaConfig, frozen=True, kw_only=True):
         return super().part(ranks)
 
 
+Kind = TypeVar("Kind", bound=StatesOnlyConfig)
+
+
 def groups_of(units: int) -> int:
     """Return into how many groups the cache divides heads or channels."""
     return math.gcd(units, _MOST_GROUPS)
 
 
-def with_heads(file: ConfigFile, shape: StateShape | ChannelShape, channels: int) -> ConfigFile:
-    """Return a config.json with the sizes that attention would have."""
-    dim = shape.plane_elements[0] * 4 // (2 * _ROWS)
+def read_states_only(
+    kind: type[Kind], file: ConfigFile, shape: StateShape | ChannelShape, channels: int, tied: bool, **facts: Any
+) -> Kind:  # fmt: skip
+    """Return the config of a config.json. shape: of all layers' states. tied: the default of tie_word_embeddings.
+    facts: the other fields of the config."""
+    layers, dim = file.count("num_hidden_layers"), shape.plane_elements[0] * 4 // (2 * _ROWS)
+    # The sizes that attention would have.
     sizes = {"num_attention_heads": shape.groups, "num_key_value_heads": shape.groups, "intermediate_size": channels}
-    return ConfigFile({**file.fields, **sizes, "head_dim": min(max(dim // 2 * 2, 2), _MOST_DIM)})
+    sizes["head_dim"] = min(max(dim // 2 * 2, 2), _MOST_DIM)
+    return read_llama_config(
+        kind,
+        ConfigFile({**file.fields, **sizes}),
+        Defaults(_MOST_TOKENS, tie_word_embeddings=tied),
+        state_windows(frozenset(range(layers)), layers),
+        rope=NO_ROPE,
+        eps=file.number("layer_norm_epsilon", 1e-5),
+        activations=SILU,
+        state_layers=frozenset(range(layers)),
+        states=shape,
+        **facts,
+    )
