@@ -752,6 +752,8 @@ def test_kimi_linear_and_ling_3() -> None:
     assert [layer for layer, window in enumerate(ling.sliding_windows) if window is None] == [5, 11]
     assert (ling.dense_layers, ling.least, ling.states.key_dim, ling.rope.theta) == ({0, 1}, -5.0, 128, 6e6)
     assert (ling.routing.groups, ling.routing.used_groups, ling.num_experts) == (4, 4, 64)
+    with pytest.raises(ConfigError, match=r"kda_lower_bound in config.json is 0.0; it must be less than 0"):
+        parse("BailingHybridForCausalLM", num_hidden_layers=12, n_group=4, num_experts=64, kda_lower_bound=0)
 
 
 def test_minimax() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.layers.gated_latents import HeadGatedLatents
 from baton_engine.layers.linear import Linear
@@ -55,6 +56,9 @@ class BailingHybrid(Llama):
         kinds = file.layer_types("layer_types", layers, ("full_attention", "linear_attention")) or default
         # transformers writes the rotated elements of a head as head_dim, and then it adds the other field.
         dim = file.count("linear_head_dim", file.count("head_dim", 128))
+        least = file.number("kda_lower_bound", -5.0)
+        if least >= 0:
+            raise ConfigError(f"kda_lower_bound in config.json is {least}; it must be less than 0")
         return read_latent_states(
             file,
             frozenset(layer for layer, kind in enumerate(kinds) if kind == "linear_attention"),
@@ -62,5 +66,5 @@ class BailingHybrid(Llama):
             dim,
             file.count("short_conv_kernel_size", 4),
             read_layers_without_experts(file, layers, 2),
-            file.number("kda_lower_bound", -5.0) if file.flag("kda_safe_gate", True) else 0.0,
+            least if file.flag("kda_safe_gate", True) else 0.0,
         )

@@ -114,7 +114,7 @@ class MiniMaxText01(MiniMax):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
-        # A field that is absent has another value than this one.
+        # The authors' code takes a field that is absent as false.
         if file.fields.get("postnorm") is not True:
             raise ConfigError(f"postnorm in config.json must be true: {file.architecture} is served with it alone")
         file.require_absent("shared_intermediate_size", 0)
