@@ -134,7 +134,6 @@ def recurrence(
 ) -> torch.Tensor:
     """Compute recurrence_reference."""
     inputs, filters, bias, rates, gates, log_decay, rate_bias, skip, most, least = given
-    # A kernel takes something in place of each tensor that there is not, and does not read it.
     tokens, (page, groups) = len(inputs), keys.shape[1:3]
     planes = [plane.view(torch.float32) for plane in (keys, values)]
     out = inputs.new_empty(tokens, shape.value_heads, shape.value_dim)
@@ -158,4 +157,5 @@ def recurrence(
 
 
 def _given(tensor: torch.Tensor | None, instead: torch.Tensor) -> torch.Tensor:
+    """Return what a kernel takes for a tensor. It does not read what there is instead."""
     return instead if tensor is None else tensor

@@ -24,22 +24,23 @@ from .unrotated import NO_ROPE
 _NAMES = Mamba1Names("mamba_d_state", "mamba_d_conv", "mamba_dt_rank", "mamba_proj_bias", "mamba_conv_bias")
 
 
-class JambaConfig(WithStates, LlamaConfig, frozen=True, kw_only=True):
-    state_layers: frozenset[int]
-    states: ChannelShape | None
-    mamba: Mamba1Fields
+class WithMamba1(WithStates):
+    """A part of the config, with experts or without: nothing is rotated."""
 
     def rope_of(self, layer: int) -> Rope | None:
         return None
 
 
-class JambaMoeConfig(WithStates, SparseConfig, frozen=True, kw_only=True):
+class JambaConfig(WithMamba1, LlamaConfig, frozen=True, kw_only=True):
     state_layers: frozenset[int]
     states: ChannelShape | None
     mamba: Mamba1Fields
 
-    def rope_of(self, layer: int) -> Rope | None:
-        return None
+
+class JambaMoeConfig(WithMamba1, SparseConfig, frozen=True, kw_only=True):
+    state_layers: frozenset[int]
+    states: ChannelShape | None
+    mamba: Mamba1Fields
 
 
 class JambaLayer(StateOrAttention, LlamaLayer):
