@@ -35,6 +35,13 @@ LATENT = {
         "mscale_all_dim": 0.707,
     },
 }
+# Layers with recurrent states.
+DELTA = {
+    "head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2, "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+}  # fmt: skip
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2}
+MAMBA = {**HEADS, "mamba_n_heads": 32, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1}
 # So few tokens are selected that prompts are several times longer.
 INDEXED = {"index_topk": 64, "index_n_heads": 32, "index_head_dim": 128, "num_key_value_heads": 16}
 # By transformers' name of the model type. Head size and queries per KV head vary as they do among real models.
@@ -299,6 +306,42 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts": 16,
         "moe_topk": 4,
     },
+    "qwen3_next": {**DELTA, "num_experts": 16, **EXPERTS},
+    "qwen3_5_text": DELTA,
+    "bamba": {**MAMBA, "attn_layer_indices": [1, 4], "pad_token_id": None},
+    "falcon_h1": {**MAMBA, "mamba_d_ssm": 2048, "mamba_d_state": 256, "head_dim": 128},
+    "granitemoehybrid": {
+        **MAMBA,
+        "layer_types": ["mamba", "mamba", "attention"] * 2,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 4,
+        "shared_intermediate_size": 704,
+    },
+    "nemotron_h": {
+        **HEADS,
+        "head_dim": 128,
+        "layers_block_type": ["mamba", "moe", "mamba", "attention", "mamba", "moe"],
+        "mamba_num_heads": 32,
+        "mamba_head_dim": 64,
+        "ssm_state_size": 128,
+        "n_groups": 2,
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 352,
+        "moe_shared_expert_intermediate_size": 704,
+    },
+    "minimax": {
+        **HEADS,
+        "head_dim": 64,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"] * 2,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 4,
+    },
+    "jamba": {**HEADS, "attn_layer_period": 3, "attn_layer_offset": 2, "num_experts": 8, "use_mamba_kernels": False},
+    "mamba": {"state_size": 16},
+    "falcon_mamba": {"state_size": 16},
+    "mamba2": {"num_heads": 32, "head_dim": 64, "n_groups": 1},
+    "lfm2": {**HEADS, "layer_types": ["conv", "conv", "full_attention"] * 2},
 }
 REAL = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 6, "vocab_size": 8192}
 TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 512}
@@ -328,13 +371,15 @@ def make_model(folder: Path, family: str, fields: dict[str, Any], seed: int) -> 
     common = {"max_position_embeddings": 1024, "bos_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": False}
     config = transformers.AutoConfig.for_model(family, **common | fields)
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config).bfloat16()
+    model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         embeddings = {
             f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding)
         }
         corrections = [entry for entry in model.named_buffers() if entry[0].endswith("correction_bias")]
         for name, parameter in (*model.named_parameters(), *corrections):
+            # Other buffers are not rounded: they are computed, but transformers reads them from the checkpoint.
+            parameter.data = parameter.data.bfloat16()
             # Fresh biases are zero and fresh norms one: a model that lost either would give the same tokens.
             if name.endswith("bias"):
                 # With much larger ones, all tokens get the same answer.
@@ -344,6 +389,9 @@ def make_model(folder: Path, family: str, fields: dict[str, Any], seed: int) -> 
             elif "lambda_" in name:
                 # The exponentials of products of larger ones overflow.
                 parameter.normal_(std=0.1)
+            elif name.endswith("A_log"):
+                # Some states forget within a few tokens, others hardly.
+                parameter.uniform_(-5.0, 1.0)
             elif parameter.dim() == 1:
                 parameter.uniform_(0.5, 1.5)
             else:
