@@ -5,8 +5,9 @@ import triton
 import triton.language as tl
 
 from .overlap import let_next_start, overlap_options, wait_for_inputs
+from .recurrence_tiles import LEAST_TILE, recurrence_tiles
 from .reference.recurrence import NORM_EPS, StateInputs, StateShape
-from .state_blocks import keep_inputs, place_of, softplus
+from .state_blocks import keep_inputs, place_of, places_of_state, softplus
 
 _MOST_VALUES = 32  # elements of a head's value for which one program has the state
 
@@ -57,6 +58,12 @@ def _recurrence_kernel(
     before = tl.load(slots + slot_stride + token)
     if (token > 0) & (before >= 0) & (tl.load(slots + tl.maximum(token - 1, 0)) == before):
         return  # The program of the sequence's first token in this step computes all of them.
+    v = tl.program_id(2) * VALUE_BLOCK + tl.arange(0, VALUE_BLOCK)
+    is_value = v < VALUE
+    out_at = out + head * VALUE + v
+    if (slot < 0) & (before < 0):
+        tl.store(out_at + token * (VALUE_HEADS * VALUE), tl.zeros([VALUE_BLOCK], out.dtype.element_ty), mask=is_value)
+        return
     start = token
     has_before = before >= 0
     PER_GROUP: tl.constexpr = VALUE_HEADS // GROUPS
@@ -67,16 +74,10 @@ def _recurrence_kernel(
     group, in_group = head // PER_GROUP, head % PER_GROUP
     key_head = head // (VALUE_HEADS // KEY_HEADS)
     k = tl.arange(0, KEY_BLOCK)
-    v = tl.program_id(2) * VALUE_BLOCK + tl.arange(0, VALUE_BLOCK)
-    is_key, is_value = k < KEY, v < VALUE
-    within = is_key[:, None] & is_value[None, :]
-    element = k[:, None] * VALUE + v[None, :]
-    if in_group < FIRST:
-        states = key_plane + place_of(in_group * (KEY * VALUE) + element, group, GROUPS, KEY_DIM)
-        block_size = PAGE * GROUPS * KEY_DIM
-    else:
-        states = value_plane + place_of((in_group - FIRST) * (KEY * VALUE) + element, group, GROUPS, VALUE_DIM)
-        block_size = PAGE * GROUPS * VALUE_DIM
+    is_key = k < KEY
+    plane, places, within, block_size = places_of_state(
+        key_plane, value_plane, head, v, GROUPS, VALUE_HEADS, KEY, VALUE, PAGE, KEY_DIM, VALUE_DIM, KEY_BLOCK
+    )
     key_place = key_head * KEY % GROUP_KEYS + k
     value_place = 2 * GROUP_KEYS + in_group * VALUE + v
     query, key, value = key_head * KEY + k, (KEY_HEADS + key_head) * KEY + k, 2 * KEY_HEADS * KEY + head * VALUE + v
@@ -89,7 +90,7 @@ def _recurrence_kernel(
         bias = tl.load(rate_bias + rate_at, mask=has_rate, other=0.0)
     wait_for_inputs(OVERLAP)
     last = tl.maximum(before, 0) // PAGE
-    state = tl.load(states + last * block_size, mask=within & has_before, other=0.0)
+    state = tl.load(plane + last * block_size + places, mask=within & has_before, other=0.0)
     block = value_plane + last * (PAGE * GROUPS * VALUE_DIM)
     goes_on = True
     while goes_on:
@@ -120,22 +121,50 @@ def _recurrence_kernel(
         result = tl.sum(state * q[:, None], 0)
         if SKIP:
             result += tl.load(skip + head) * new
-        tl.store(out + (token * VALUE_HEADS + head) * VALUE + v, result.to(out.dtype.element_ty), mask=is_value)
+        tl.store(out_at + token * (VALUE_HEADS * VALUE), result.to(out.dtype.element_ty), mask=is_value)
         after = tl.minimum(token + 1, tokens - 1)
         goes_on = (after > token) & (slot >= 0) & (tl.load(slots + slot_stride + after) == slot)
         kept = (slot >= 0) & ((slot % PAGE == PAGE - 1) | (goes_on == 0))
-        tl.store(states + tl.maximum(slot, 0) // PAGE * block_size, state, mask=within & kept)
+        tl.store(plane + tl.maximum(slot, 0) // PAGE * block_size + places, state, mask=within & kept)
         token = after
         slot = tl.load(slots + after)
 
 
 def recurrence(
-    given: StateInputs, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, shape: StateShape
+    given: StateInputs,
+    slots: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    shape: StateShape,
+    single: bool = False,
 ) -> torch.Tensor:
     """Compute recurrence_reference."""
-    inputs, filters, bias, rates, gates, log_decay, rate_bias, skip, most, least = given
-    tokens, (page, groups) = len(inputs), keys.shape[1:3]
     planes = [plane.view(torch.float32) for plane in (keys, values)]
+    by_token = single or keys.shape[1] < LEAST_TILE or given.least or given.by_element
+    out = (_token_by_token if by_token else recurrence_tiles)(given, slots, planes, shape)
+    if shape.length > 1:
+        keep_inputs(given.inputs, slots, planes[1], shape.keys, shape.first_input, shape.length, shape.recent)
+    return out
+
+
+def recurrence_fixed(
+    given: StateInputs,
+    slots: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    shape: StateShape,
+    single: bool = False,
+) -> torch.Tensor:
+    """Compute `recurrence` one token after another, so that the results do not depend on the chunks of a sequence."""
+    return recurrence(given, slots, keys, values, shape, single=True)
+
+
+def _token_by_token(
+    given: StateInputs, slots: torch.Tensor, planes: list[torch.Tensor], shape: StateShape
+) -> torch.Tensor:
+    """Compute `recurrence_tiles`. One program computes all tokens that a sequence has in the step."""
+    inputs, filters, bias, rates, gates, log_decay, rate_bias, skip, most, least = given
+    tokens, (page, groups) = len(inputs), planes[0].shape[1:3]
     out = inputs.new_empty(tokens, shape.value_heads, shape.value_dim)
     block = min(triton.next_power_of_2(shape.value_dim), _MOST_VALUES)
     _recurrence_kernel[(tokens, shape.value_heads, triton.cdiv(shape.value_dim, block))](
@@ -145,14 +174,9 @@ def recurrence(
         KEY_HEADS=shape.key_heads, VALUE_HEADS=shape.value_heads, KEY=shape.key_dim, VALUE=shape.value_dim,
         LENGTH=shape.length, RECENT=shape.recent, PAGE=page, KEY_DIM=planes[0].shape[3], VALUE_DIM=planes[1].shape[3],
         KEY_BLOCK=triton.next_power_of_2(shape.key_dim), VALUE_BLOCK=block, EPS=NORM_EPS, BIAS=bias is not None,
-        DELTA=gates is not None, SKIP=skip is not None, MOST=most, LEAST=least,
-        STEPS=rates is not None,
-        BY_ELEMENT=rates is not None and rates.shape[1] > shape.value_heads, num_warps=4,
-        **overlap_options(out.device),
+        DELTA=gates is not None, SKIP=skip is not None, MOST=most, LEAST=least, STEPS=rates is not None,
+        BY_ELEMENT=given.by_element, num_warps=4, **overlap_options(out.device),
     )  # fmt: skip
-    if shape.length > 1:
-        first = (shape.group_heads - shape.first_heads) * shape.key_dim * shape.value_dim
-        keep_inputs(inputs, slots, planes[1], shape.keys, first, shape.length, shape.recent)
     return out
 
 

@@ -16,6 +16,32 @@ def place_of(element, head, GROUPS: tl.constexpr, DIM: tl.constexpr):
 
 
 @triton.jit
+def places_of_state(
+    key_plane, value_plane, head, values, GROUPS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY: tl.constexpr,
+    VALUE: tl.constexpr, PAGE: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEY_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Return the plane with a head's state, where a block has the state's elements there, [KEY_BLOCK, values], which
+    of these there are, and the numbers of a block.
+
+    values: elements of a value. KEY, VALUE: elements of a head. KEY_DIM, VALUE_DIM: as DIM in place_of.
+    """
+    PER_GROUP: tl.constexpr = VALUE_HEADS // GROUPS
+    FIRST: tl.constexpr = (PER_GROUP + 1) // 2
+    group, in_group = head // PER_GROUP, head % PER_GROUP
+    key = tl.arange(0, KEY_BLOCK)
+    element = key[:, None] * VALUE + values[None, :]
+    known = (key < KEY)[:, None] & (values < VALUE)[None, :]
+    if in_group < FIRST:
+        plane, places = key_plane, place_of(in_group * (KEY * VALUE) + element, group, GROUPS, KEY_DIM)
+        block_size = PAGE * GROUPS * KEY_DIM
+    else:
+        place = (in_group - FIRST) * (KEY * VALUE) + element
+        plane, places = value_plane, place_of(place, group, GROUPS, VALUE_DIM)
+        block_size = PAGE * GROUPS * VALUE_DIM
+    return plane, places, known, block_size
+
+
+@triton.jit
 def token_before(slots, slot_stride, token, lag: tl.constexpr, here, before):
     """Return whether the step has the token that is `lag` before this one, and the slot of the last token that it does
     not have; -1 = there is none.

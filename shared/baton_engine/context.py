@@ -45,15 +45,16 @@ class Context:
         backend: AttentionBackend,
         written: Callable[[int], None] | None = None,
         received: torch.Tensor | None = None,
+        decodes_only: bool = False,
     ) -> None:
         """The backend must be prepared for these tokens. written: called with the number of each layer once the
         kernels that write its KV have been launched. received: hidden states [T, hidden] of the previous stage; None
-        = the pass begins with the embedding."""
+        = the pass begins with the embedding. decodes_only: no sequence has more than one token."""
         self.ids, self.positions = tokens.ids, tokens.positions
         self._slots, self._cache = tokens.slots, cache
         self._backend = backend
         self._written = written
-        self.received = received
+        self.received, self.decodes_only = received, decodes_only
 
     def cache(self, layer: int) -> tuple[torch.Tensor, ...]:
         """Return where a layer puts the tokens' KV: their slots, [T] int64, and the layer's planes."""

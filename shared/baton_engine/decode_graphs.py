@@ -102,7 +102,7 @@ class DecodeGraphs:
         self._backend.use_rows(table.tables, inputs.rows, inputs.lengths)
         tokens = Tokens(inputs.token_ids, inputs.positions, inputs.slots)
         received = None if self._received is None else self._received[: len(inputs.rows)]
-        hidden = self._model(Context(tokens, self._cache, self._backend, received=received))
+        hidden = self._model(Context(tokens, self._cache, self._backend, received=received, decodes_only=True))
         return self._finish(inputs, hidden, gathers)
 
     def _finish(self, inputs: DecodeInputs, hidden: torch.Tensor, gathers: bool) -> torch.Tensor:

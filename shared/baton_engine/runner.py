@@ -304,7 +304,8 @@ class Runner:
         if self._halves is not None and self._halves.fit(tokens):
             return self._halves.forward(tokens, batch, written, received)
         self._backend.prepare(batch)
-        return self._model(Context(tokens, self.cache, self._backend, written, received))
+        only = batch.decodes == len(batch.lengths)
+        return self._model(Context(tokens, self.cache, self._backend, written, received, decodes_only=only))
 
     def _received(self, tokens: Tokens) -> torch.Tensor | None:
         """Return the hidden states that the previous stage has computed for a step; None = there is none."""

@@ -12,7 +12,7 @@ from baton_kernels.linear import fixed_linear, linear
 from baton_kernels.norm import add_rms_norm, norm_at_once, pending_norm, quantize_norm
 from baton_kernels.quantize import quantize_rows
 from baton_kernels.quantized_experts import run_quantized_experts, run_quantized_experts_fixed
-from baton_kernels.recurrence import recurrence
+from baton_kernels.recurrence import recurrence, recurrence_fixed
 from baton_kernels.rope import rope_and_cache
 from baton_kernels.routing import route, route_fixed
 from baton_kernels.scaled_linear import scaled_linear, scaled_linear_fixed
@@ -49,6 +49,6 @@ TRITON = Ops(
 # The result of each row depends on that row alone, so a token does not depend on the rest of the batch.
 DETERMINISTIC = msgspec.structs.replace(
     TRITON, pending_norm=norm_at_once, linear=fixed_linear, grouped_linear=grouped_linear_fixed,
-    scaled_linear=scaled_linear_fixed, route=route_fixed, run_experts=run_experts_fixed,
+    scaled_linear=scaled_linear_fixed, recurrence=recurrence_fixed, route=route_fixed, run_experts=run_experts_fixed,
     run_quantized_experts=run_quantized_experts_fixed,
 )  # fmt: skip

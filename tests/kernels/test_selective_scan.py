@@ -115,7 +115,7 @@ def test_chunks_give_the_scan_of_each_whole_sequence(op: str, name: str, device:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_short_steps_are_exact(op: str, device: torch.device) -> None:
+def test_short_steps_are_precise(op: str, device: torch.device) -> None:
     """What a first token leaves is its step times numbers that are 1 here, and all that its result has."""
     shape = ChannelShape(1, 8, 1, 2)
     ones, rates = torch.ones(1, 8, device=device), torch.linspace(-30, -3, 8, device=device)
@@ -123,4 +123,4 @@ def test_short_steps_are_exact(op: str, device: torch.device) -> None:
     given = ScanInputs(ones, rates[None], 50 * ones, ones[:, :1], ones[:, :1], zeros[:, None], zeros, zeros)
     slots = torch.tensor([[0], [-1]], device=device)
     out = OPS[op][1](given, slots, plane_for(8, shape, device), shape)
-    torch.testing.assert_close(out[0].double() / 50, functional.softplus(rates.double()), rtol=1e-6, atol=0)
+    torch.testing.assert_close(out[0].double() / 50, functional.softplus(rates.double()), rtol=1e-5, atol=0)

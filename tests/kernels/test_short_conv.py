@@ -10,10 +10,10 @@ from baton_kernels.short_conv import short_conv
 BLOCK_SIZE = 4
 
 
-def slots_of(table: torch.Tensor, first: int, end: int, length: int) -> torch.Tensor:
+def slots_of(table: torch.Tensor, first: int, end: int, length: int, block_size: int = BLOCK_SIZE) -> torch.Tensor:
     """Return the slots of the tokens [first, end) of a sequence and of those before each, [length, tokens]."""
     positions = torch.arange(first, end) - torch.arange(length)[:, None]
-    slots = table[positions.clamp(min=0) // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    slots = table[positions.clamp(min=0) // block_size] * block_size + positions % block_size
     return torch.where(positions >= 0, slots, -1)
 
 

@@ -77,6 +77,11 @@ class StateShape(NamedTuple):
         return -(-self.group_heads // 2)
 
     @property
+    def first_input(self) -> int:
+        """Where the inputs of the convolution begin among a group's numbers in the plane of values."""
+        return (self.group_heads - self.first_heads) * self.key_dim * self.value_dim
+
+    @property
     def recent(self) -> int:
         """As recent_places returns."""
         return recent_places(self.length)
@@ -90,7 +95,7 @@ class StateShape(NamedTuple):
         """
         state = self.key_dim * self.value_dim
         inputs = self.recent * self.channels // self.groups
-        return self.first_heads * state, (self.group_heads - self.first_heads) * state + inputs
+        return self.first_heads * state, self.first_input + inputs
 
     def rows(self, head_bytes: Sequence[int]) -> int:
         """As rows_for returns."""
@@ -126,17 +131,28 @@ class StateInputs(NamedTuple):
     most: float = 1.0
     least: float = 0.0
 
+    @property
+    def by_element(self) -> bool:
+        """Whether each element of a key has a rate."""
+        return self.rates is not None and self.rates.shape[1] > len(self.log_decay)
+
 
 def recurrence_reference(
-    given: StateInputs, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, shape: StateShape
+    given: StateInputs,
+    slots: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    shape: StateShape,
+    single: bool = False,
 ) -> torch.Tensor:
     """Return what the heads read from their states, [T, value_heads, value_dim], and write states and inputs to the
     cache.
 
     slots: [2, T] int64, those of the token and of the token before it; -1 = there is no such token, or for the token
-    itself, nothing is written. keys, values: [blocks, block_size, groups, head_dim] each, written in place: the bytes
-    of a block are the float32 numbers of `StateShape.plane_elements`, one row after another. Blocks lie one after
-    another, but values may be the last rows of the blocks of keys, where the cache has one plane.
+    itself, nothing is written. Where both are -1, the result is 0. keys, values: [blocks, block_size, groups, head_dim]
+    each, written in place: the bytes of a block are the float32 numbers of `StateShape.plane_elements`, one row after
+    another. Blocks lie one after another, but values may be the last rows of the blocks of keys, where the cache has
+    one plane. single: no sequence has more than a few tokens, so that a kernel computes them one after another.
     """
     inputs, filters, bias, rates, gates, log_decay, rate_bias, skip, most, least = given
     planes, size = [plane.view(torch.float32) for plane in (keys, values)], keys.shape[1]
@@ -152,9 +168,11 @@ def recurrence_reference(
         steps = functional.softplus(moves)
     decay = torch.exp(least * torch.sigmoid(speed * moves) if least else -speed * steps)
     parts = steps[..., 0] if gates is None else most * gates.float().sigmoid()
-    out = inputs.new_empty(len(inputs), shape.value_heads, shape.value_dim)
+    out = inputs.new_zeros(len(inputs), shape.value_heads, shape.value_dim)
     state, recent = torch.empty(0), torch.empty(0)
     for token, (slot, last, begins, keeps) in enumerate(visits(slots, size)):
+        if slot < 0 and last < 0:
+            continue
         if begins:
             state, recent = _read(planes, last // size, last % size, shape)
             if last < 0:

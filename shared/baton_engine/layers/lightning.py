@@ -44,5 +44,5 @@ class Lightning:
         inputs, gates = torch.split(self._projection(x), [shape.channels, shape.values], dim=1)
         given = StateInputs(inputs, self._filters, None, None, None, self._log_decay, None, None)
         planes = shape.planes(ctx.cache(self._layer)[1:])
-        results = self._op(given, ctx.recent_slots(self._layer), *planes, shape)
+        results = self._op(given, ctx.recent_slots(self._layer), *planes, shape, ctx.decodes_only)
         return self._output(self._norm(results.flatten(1).float()) * gates.sigmoid())

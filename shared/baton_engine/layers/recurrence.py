@@ -118,7 +118,7 @@ class GatedDelta:
             how.least,
         )  # fmt: skip
         planes = shape.planes(ctx.cache(self._layer)[1:])
-        results = self._op(given, ctx.recent_slots(self._layer), *planes, shape)
+        results = self._op(given, ctx.recent_slots(self._layer), *planes, shape, ctx.decodes_only)
         normed = self._norm(results.view(-1, shape.value_dim)).view(len(inputs), -1)
         return self._output((normed * how.activation(result_gates.float())).to(normed.dtype))
 
@@ -192,7 +192,7 @@ class Mamba2:
             inputs, convolution.weight, convolution.bias, rates, None, self._log_decay, self._rate_bias, self._skip
         )
         planes = shape.planes(ctx.cache(self._layer)[1:])
-        results = self._op(given, ctx.recent_slots(self._layer), *planes, shape)
+        results = self._op(given, ctx.recent_slots(self._layer), *planes, shape, ctx.decodes_only)
         result, gate = results.flatten(1).float(), functional.silu(gates.float())
         if self._norm is None:
             result = result * gate
