@@ -57,7 +57,8 @@ def _decode_kernel(
     GROUP: tl.constexpr, BLOCK_GROUP: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
     JOIN: tl.constexpr, JOIN_GROUP: tl.constexpr, JOIN_PARTS: tl.constexpr,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
-    CODES: tl.constexpr, LINES: tl.constexpr, VALUE_LINES: tl.constexpr, ON_GPU: tl.constexpr, OVERLAP: tl.constexpr,
+    CODES: tl.constexpr, LINES: tl.constexpr, VALUE_LINES: tl.constexpr, ON_GPU: tl.constexpr, EARLY: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     # The programs that have no work come last.
@@ -78,7 +79,7 @@ def _decode_kernel(
     last = tl.minimum(first + tiles * TILE, length)
     VALUE_SIZE: tl.constexpr = VALUE_DIM // 2 if CODES else VALUE_DIM
     VALUES_APART: tl.constexpr = VALUE_SIZE if CODES else VALUE_STRIDE
-    if OVERLAP:
+    if OVERLAP and EARLY:
         # The preceding kernel writes the newest keys and values alone. All others have long been in the cache.
         is_early = slot * KV_HEADS + kv_head < _EARLY_PROGRAMS
         if is_early & (first < last):
@@ -260,6 +261,7 @@ def decode_attention(
     parts: DecodeParts,
     out: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
+    early: bool = True,
     keys_at_once: int = 0,
     num_warps: int = 0,
     num_stages: int = 0,
@@ -270,7 +272,8 @@ def decode_attention(
     between heads. tables: [rows, most blocks] int32. parts: the parts of the sequences, with the length of each
     sequence and its row of tables. out: [S, heads, dim of values], contiguous, receives the results of sequences with
     tokens; None = a new tensor. A kernel that overlaps with none must follow those that write tables and parts,
-    before this is called (overlap.py). keys_at_once: the keys of a tile, a power of two. 0 = chosen here, as are the
+    before this is called (overlap.py). early: False = this need not hold for the tables, so no keys are fetched before
+    the preceding kernel has ended. keys_at_once: the keys of a tile, a power of two. 0 = chosen here, as are the
     arguments after it.
     """
     sequences, heads, dim = q.shape
@@ -300,7 +303,7 @@ def decode_attention(
         JOIN=not separate_join, JOIN_GROUP=join_group, JOIN_PARTS=max(_JOIN_VALUES // (join_group * block_value), 2),
         WINDOW=variant.window, CHUNKED=variant.chunked, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi_form,
         SINKS=variant.sinks is not None, CODES=scales is not None,
-        LINES=_lines(dim, keys), VALUE_LINES=_lines(value_dim, keys), ON_GPU=q.is_cuda,
+        LINES=_lines(dim, keys), VALUE_LINES=_lines(value_dim, keys), ON_GPU=q.is_cuda, EARLY=early,
         num_warps=num_warps or chosen[1], num_stages=num_stages or chosen[2], **overlap_options(q.device),
     )  # fmt: skip
     if separate_join:

@@ -67,15 +67,19 @@ def _index_scores_kernel(
 @triton.jit(do_not_specialize=["table_stride", "width"])
 def _select_kernel(
     scores, lengths, rows, tables, out, table_stride, width,
-    MOST: tl.constexpr, PAGE: tl.constexpr, PIVOTS: tl.constexpr, BLOCK: tl.constexpr, LISTED: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    MOST: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr, PAGE: tl.constexpr, PIVOTS: tl.constexpr,
+    BLOCK: tl.constexpr, LISTED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    """HEADS: the rows of scores of a query. SIZE: the tokens that have one score. PAGE: 0 = list the numbers of what is
+    selected, and not slots; `rows` and `tables` are then not read."""
     let_next_start(OVERLAP)
-    query = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
+    query = row // HEADS
     wait_for_inputs(OVERLAP)
-    length = tl.load(lengths + query)
-    table = tables + tl.load(rows + query).to(tl.int64) * table_stride
-    to, line = out + query * MOST, scores + query * width
+    length = tl.cdiv(tl.load(lengths + query), SIZE)
+    if PAGE > 0:
+        table = tables + tl.load(rows + query).to(tl.int64) * table_stride
+    to, line = out + row * MOST, scores + row * width
     lane = tl.arange(0, LISTED)
     least = float("-inf")
     room = 0
@@ -107,8 +111,11 @@ def _select_kernel(
             equals += tl.sum(equal, axis=0)
         place = listed + tl.cumsum(chosen.to(tl.int32), axis=0) - 1
         listed += tl.sum(chosen.to(tl.int32), axis=0)
-        page = tl.load(table + key // PAGE, mask=chosen, other=0)
-        tl.store(to + place, page * PAGE + key % PAGE, mask=chosen)
+        if PAGE > 0:
+            page = tl.load(table + key // PAGE, mask=chosen, other=0)
+            tl.store(to + place, page * PAGE + key % PAGE, mask=chosen)
+        else:
+            tl.store(to + place, key, mask=chosen)
 
 
 def index_scores(
@@ -150,7 +157,24 @@ def select_slots(
     queries, width = scores.shape
     out = torch.empty((queries, most), dtype=torch.int32, device=scores.device)
     _select_kernel[(queries,)](
-        scores, lengths, rows, tables, out, tables.stride(0), width, MOST=most, PAGE=page, PIVOTS=_PIVOTS,
-        BLOCK=_BLOCK, LISTED=_LISTED_BLOCK, num_warps=8, **overlap_options(scores.device),
+        scores, lengths, rows, tables, out, tables.stride(0), width, MOST=most, HEADS=1, SIZE=1, PAGE=page,
+        PIVOTS=_PIVOTS, BLOCK=_BLOCK, LISTED=_LISTED_BLOCK, num_warps=8, **overlap_options(scores.device),
+    )  # fmt: skip
+    return out
+
+
+def select_numbers(scores: torch.Tensor, lengths: torch.Tensor, size: int, most: int) -> torch.Tensor:
+    """Return the numbers of the `most` highest scores of each row, [T * heads, most] int32, in ascending order. Of equal
+    scores, those with lower numbers are selected first.
+
+    scores: [T, heads, width] float32, none of which is NaN; each is that of `size` consecutive tokens. lengths: [T]
+    int32, the tokens that each query sees. A row that has fewer scores than `most` has a number for each of them; what
+    lies beyond these is undefined.
+    """
+    queries, heads, width = scores.shape
+    out = torch.empty((queries * heads, most), dtype=torch.int32, device=scores.device)
+    _select_kernel[(queries * heads,)](
+        scores, lengths, lengths, lengths, out, 0, width, MOST=most, HEADS=heads, SIZE=size, PAGE=0,
+        PIVOTS=_PIVOTS, BLOCK=_BLOCK, LISTED=_LISTED_BLOCK, num_warps=8, **overlap_options(scores.device),
     )  # fmt: skip
     return out
