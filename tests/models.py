@@ -56,6 +56,8 @@ _CLASSES = {
     "exaone4": ("Exaone4Config", "Exaone4ForCausalLM"),
     "ministral": ("MinistralConfig", "MinistralForCausalLM"),
     "minimax_m2": ("MiniMaxM2Config", "MiniMaxM2ForCausalLM"),
+    "minimax_m3_text": ("MiniMaxM3VLTextConfig", "MiniMaxM3VLForCausalLM"),
+    "minimax_m3": ("MiniMaxM3VLConfig", "MiniMaxM3SparseForConditionalGeneration"),
     "dots1": ("Dots1Config", "Dots1ForCausalLM"),
     "ministral3": ("Ministral3Config", "Ministral3ForCausalLM"),
     "glm4_moe_lite": ("Glm4MoeLiteConfig", "Glm4MoeLiteForCausalLM"),
@@ -252,7 +254,7 @@ _VISION["cohere_compass"] = {
     "depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 64,
     "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
 }  # fmt: skip
-_VISION["step3p7"] = {**_TOWER, "image_size": 28}
+_VISION["step3p7"] = _VISION["minimax_m3"] = {**_TOWER, "image_size": 28}
 _VISION["phi4_multimodal"] = {**_TOWER, "image_size": 28, "crop_size": 28}
 _AUDIO: dict[str, dict[str, Any]] = {
     "voxtral": {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 128},
@@ -315,6 +317,7 @@ _TEXT_OF = {
     "emu3": "emu3_text",
     "fuyu": "persimmon",
     "step3p7": "step3p5",
+    "minimax_m3": "minimax_m3_text",
 }
 # The text parts of these are of a family that their config.json names.
 _NAMED = (
@@ -604,6 +607,15 @@ def make_model(
         fields |= {"num_experts": 6, "moe_topk": 2}
     if kind == "minimax_m2":
         fields |= {"num_local_experts": 6, "num_experts_per_tok": 2}
+    if kind == "minimax_m3_text":
+        # Of 4 blocks of 8 keys, 3 are selected by their scores.
+        fields |= {"num_hidden_layers": 4, "head_dim": 16, "rotary_dim": 8, "index_head_dim": 16, "index_n_heads": 2}
+        fields |= {"index_block_size": 8, "index_topk_blocks": 4, "pad_token_id": None}
+        fields |= {"dense_intermediate_size": 96, "intermediate_size": 40, "shared_intermediate_size": 56}
+        fields |= {"num_local_experts": 6, "num_experts_per_tok": 2, "swiglu_limit": 1.5}
+        fields["layer_types"] = ["full_attention", *("minimax_m3_sparse",) * 3]
+        fields["mlp_layer_types"] = ["dense", *("sparse",) * 3]
+        fields["rope_parameters"]["partial_rotary_factor"] = 0.5
     if kind == "dots1":
         fields |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
     if kind in ("olmo3", "cohere2", "cohere2_moe", "exaone4", "ministral"):

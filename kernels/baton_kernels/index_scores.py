@@ -164,8 +164,8 @@ def select_slots(
 
 
 def select_numbers(scores: torch.Tensor, lengths: torch.Tensor, size: int, most: int) -> torch.Tensor:
-    """Return the numbers of the `most` highest scores of each row, [T * heads, most] int32, in ascending order. Of equal
-    scores, those with lower numbers are selected first.
+    """Return the numbers of the `most` highest scores of each row, [T * heads, most] int32, in ascending order. Of
+    equal scores, those with lower numbers are selected first.
 
     scores: [T, heads, width] float32, none of which is NaN; each is that of `size` consecutive tokens. lengths: [T]
     int32, the tokens that each query sees. A row that has fewer scores than `most` has a number for each of them; what

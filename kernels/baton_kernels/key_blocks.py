@@ -1,8 +1,9 @@
 """The scores of blocks of keys over the paged cache, and the selection of blocks by them (reference/key_blocks.py).
 
-Sequences are cut into parts, and queries form groups, as in index_scores.py. A program scores the blocks of one part for
-the queries of a group: the heads of all these queries are the rows of a tile. Another kernel finds each head's blocks,
-and a third one lists the slots of their tokens, which attention reads like a block table with blocks of one token.
+Sequences are cut into parts, and queries form groups, as in index_scores.py. A program scores the blocks of one part
+for the queries of a group: the heads of all these queries are the rows of a tile. Another kernel finds each head's
+blocks, and a third one lists the slots of their tokens, which attention reads like a block table with blocks of one
+token.
 """
 
 import torch
@@ -109,8 +110,8 @@ def key_block_scores(
     key_block_scores_reference has them. What lies beyond these is undefined.
 
     q: [T, heads, dim]. index_keys: [blocks, block_size, heads, dim], with the same key for all heads of a token. Both
-    are contiguous. tables, parts, tokens, firsts: as in latent_decode. width: at least the blocks of keys of the longest
-    group. size, local: as in key_block_scores_reference.
+    are contiguous. tables, parts, tokens, firsts: as in latent_decode. width: at least the blocks of keys of the
+    longest group. size, local: as in key_block_scores_reference.
     """
     total, heads, dim = q.shape
     slots = parts.plan.shape[1]

@@ -127,7 +127,8 @@ class KvLayout(msgspec.Struct, array_like=True, frozen=True):
     def value_dims(self) -> dict[int, int]:
         """The elements of a head's value, by those of its key, for all kinds of layers with keys and values."""
         kinds = [dims for _, *dims in self.heads] or [[plane.dim for plane in self.planes]]
-        return {dims[0]: dims[-1] for dims in kinds}
+        # Planes after these two have something else.
+        return {dims[0]: dims[:2][-1] for dims in kinds}
 
     @property
     def num_heads(self) -> int:

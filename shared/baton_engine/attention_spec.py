@@ -34,3 +34,22 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     def part(self, heads: slice) -> Self:
         """Return the spec of some of the query heads."""
         return self if self.alibi is None else msgspec.structs.replace(self, alibi=self.alibi[heads])
+
+
+class KeyBlockSpec(AttentionSpec, frozen=True, kw_only=True):
+    """Grouped-query attention in which each key-value head selects the blocks of keys that its query heads attend to
+    (MiniMax, MiniMax M3, 2026).
+
+    selected_blocks: the most blocks that a query attends to. block_keys: consecutive tokens of such a block, which is
+    independent of the blocks of the cache. local_blocks: the blocks that are always selected, at least 1: the query's
+    own and those before it.
+    """
+
+    selected_blocks: int
+    block_keys: int
+    local_blocks: int
+
+    @property
+    def selected(self) -> int:
+        """The most tokens that a query attends to."""
+        return self.selected_blocks * self.block_keys

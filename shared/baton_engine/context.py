@@ -74,7 +74,7 @@ class Context:
         """Return the tensor for a layer's queries, [tokens, heads, head_dim]; None = the layer allocates one."""
         return None
 
-    def select(self, layer: int, queries: torch.Tensor, weights: torch.Tensor) -> None:
+    def select(self, layer: int, queries: torch.Tensor, weights: torch.Tensor | None = None) -> None:
         """Select the tokens to which this layer and those after it attend, until another layer selects.
 
         queries, weights: as SelectingBackend.select has them. The index keys of the step's tokens are in the cache.

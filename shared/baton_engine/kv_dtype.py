@@ -24,6 +24,11 @@ def choose_kv_dtype(requested: str, model: ModelConfig, dtype: torch.dtype) -> t
             f"--kv-cache-dtype fp8 is for keys and values, but the cache of {model.architecture} holds latent vectors: "
             f"{instead}"
         )
+    if len(model.kv_layout(model.dtype).planes) > 2:
+        raise ConfigError(
+            f"--kv-cache-dtype fp8 is for keys and values, but the cache of {model.architecture} also holds index "
+            f"keys: {instead}"
+        )
     if model.recent_tokens > 1:
         raise ConfigError(
             f"--kv-cache-dtype fp8 is for keys and values, but the cache of {model.architecture} also holds the inputs "

@@ -35,7 +35,7 @@ class _Attention(msgspec.Struct):
     queries: torch.Tensor
     attended: torch.Tensor
     weights: torch.Tensor | None
-    selection: tuple[torch.Tensor, torch.Tensor] | None
+    selection: tuple[torch.Tensor, torch.Tensor | None] | None
 
 
 class _Pieces(msgspec.Struct):
@@ -73,7 +73,7 @@ class _Recording(Context):
         super().__init__(tokens, cache, backend, received=received)
         self.calls: list[_Attention] = []
         self._cut, self._memory, self._selections = cut, memory, selections
-        self._selection: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._selection: tuple[torch.Tensor, torch.Tensor | None] | None = None
 
     def queries(self, tokens: int, heads: int, head_dim: int) -> torch.Tensor:
         return self._memory[heads, head_dim][0][:tokens]
@@ -88,8 +88,8 @@ class _Recording(Context):
         self._cut()
         return attended
 
-    def select(self, layer: int, queries: torch.Tensor, weights: torch.Tensor) -> None:
-        self._selection = self._kept(queries), self._kept(weights)
+    def select(self, layer: int, queries: torch.Tensor, weights: torch.Tensor | None = None) -> None:
+        self._selection = self._kept(queries), None if weights is None else self._kept(weights)
 
     def _kept(self, x: torch.Tensor) -> torch.Tensor:
         """Return a copy of a tensor [T, ...] that nothing overwrites before the next attention call."""

@@ -410,6 +410,20 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4-no-windows-no-rotation": ("exaone4", {"layer_types": ["full_attention"] * 4}),
     "ministral": ("ministral", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
     "minimax-m2": ("minimax_m2", {"rotary_dim": 8}),
+    "minimax-m3": ("minimax_m3", {}),
+    "minimax-m3-text-part-alone": ("minimax_m3_text", {"rope": "yarn"}),
+    "minimax-m3-more-local-blocks-a-key-per-head": (
+        "minimax_m3_text",
+        {
+            "num_key_value_heads": 4,
+            "index_n_heads": 4,
+            "index_block_size": 6,
+            "index_topk_blocks": 5,
+            "index_local_blocks": 3,
+            "layer_types": ["minimax_m3_sparse", "full_attention", "minimax_m3_sparse", "full_attention"],
+        },
+    ),
+    "minimax-m3-all-selected": ("minimax_m3_text", {"index_topk_blocks": 75, "tie_word_embeddings": True}),
     "dots1": ("dots1", {"n_shared_experts": 2, "norm_topk_prob": True, "first_k_dense_replace": 1}),
     "ministral3-growth": ("ministral3", {"rope_parameters": GROWTH}),
     "glm4-moe-lite": (

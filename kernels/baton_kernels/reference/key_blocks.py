@@ -37,9 +37,9 @@ def key_block_scores_reference(
 
 
 def key_block_selection_reference(scores: torch.Tensor, seen: torch.Tensor, size: int, most: int) -> torch.Tensor:
-    """Return which keys each head of a query attends to, [..., T, heads, K] bool: the seen keys of the `most` blocks with
-    the highest scores, or all seen keys if there are fewer blocks. Of blocks with one score, earlier ones are selected
-    first.
+    """Return which keys each head of a query attends to, [..., T, heads, K] bool: the seen keys of the `most` blocks
+    with the highest scores, or all seen keys if there are fewer blocks. Of blocks with one score, earlier ones are
+    selected first.
 
     scores, seen, size: as in key_block_scores_reference, of which `scores` is the result.
     """

@@ -81,12 +81,13 @@ class AttentionBackend(Protocol):
 
 
 class SelectingBackend(AttentionBackend, Protocol):
-    """A backend for layers that attend only to selected tokens (IndexedLatentSpec)."""
+    """A backend for layers that attend only to selected tokens (IndexedLatentSpec, KeyBlockSpec)."""
 
-    def select(self, layer: int, queries: torch.Tensor, weights: torch.Tensor) -> None:
+    def select(self, layer: int, queries: torch.Tensor, weights: torch.Tensor | None) -> None:
         """Select the tokens that later calls of `attend` attend to, by their index keys in this layer's cache.
 
-        queries: of the indexer, [T, index heads, index_dim], rotated. weights: of its heads, [T, index heads] float32.
+        queries: of the indexer, [T, index heads, index_dim], rotated. weights: of its heads, [T, index heads] float32;
+        None = each head selects for itself (KeyBlockSpec).
         """
 
 

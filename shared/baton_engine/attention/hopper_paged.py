@@ -62,7 +62,7 @@ class HopperPaged(TritonPaged):
         if cuts is not None or (self._copies is not None and not self._rounds):
             super()._attend_tiles(q, keys, values, tables, tiles, variant, out, scales, cuts)
             return
-        lengths, starts = self._lengths, self._starts
+        lengths, starts = self.lengths, self._starts
         if self._copies is None or scales is None:
             hopper_prefill(q, keys, values, tables, lengths, starts, tiles, variant, out)
             return

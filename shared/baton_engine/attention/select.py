@@ -6,7 +6,7 @@ from typing import cast
 
 import torch
 
-from baton_engine.attention_spec import AttentionSpec
+from baton_engine.attention_spec import AttentionSpec, KeyBlockSpec
 from baton_engine.config import ConfigError
 from baton_engine.latent_spec import IndexedLatentSpec, LatentSpec
 from baton_engine.model_config import ModelConfig
@@ -24,6 +24,10 @@ _BACKENDS: dict[type[AttentionSpec], dict[str, tuple[str, str]]] = {
         "torch_sdpa": ("torch_sdpa", "TorchSdpa"),
     },
     LatentSpec: {"triton": ("triton_latent", "TritonLatent"), "torch_sdpa": ("torch_latent", "TorchLatent")},
+    KeyBlockSpec: {
+        "triton": ("triton_key_blocks", "TritonKeyBlocks"),
+        "torch_sdpa": ("torch_key_blocks", "TorchKeyBlocks"),
+    },
     IndexedLatentSpec: {"triton": ("triton_indexed", "TritonIndexed"), "torch_sdpa": ("torch_indexed", "TorchIndexed")},
 }
 # The largest head_dim for which tiles of keys and values fit into shared memory, and that on GPUs with 227 KiB of it,
@@ -81,8 +85,15 @@ def select_backend(
 
 def backend_class(name: str, config: ModelConfig) -> type[AttentionBackend]:
     """Return the class of a backend that `select_backend` has returned for the model."""
-    module, kind = _BACKENDS[type(config.attention[0])][name]
+    module, kind = _BACKENDS[_kind(config)][name]
     return cast(type[AttentionBackend], getattr(import_module(f".{module}", __package__), kind))
+
+
+def _kind(config: ModelConfig) -> type[AttentionSpec]:
+    """Return the kind of attention that a backend must have. Layers may also have the plain kind."""
+    kinds = {type(spec) for spec in config.attention}
+    [kind] = kinds - {AttentionSpec} or kinds
+    return kind
 
 
 def _why_not_hopper(
@@ -95,8 +106,8 @@ def _why_not_hopper(
 ) -> str | None:
     if not _is_hopper(device):
         return "it needs a Hopper GPU"
-    if any(isinstance(spec, LatentSpec) or spec.alibi is not None for spec in config.attention):
-        return "it has no latent attention and no ALiBi"
+    if "hopper" not in _BACKENDS[_kind(config)] or any(spec.alibi is not None for spec in config.attention):
+        return "it has no latent attention, no selected blocks of keys and no ALiBi"
     if deterministic:
         return "--deterministic rules it out, as tiles with a mask and without are rounded in different ways"
     if kv_dtype not in _HOPPER_KV.get(dtype, ()):

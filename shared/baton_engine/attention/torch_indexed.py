@@ -22,7 +22,8 @@ class TorchIndexed(TorchLatent):
         super().prepare(batch)
         self._selected = [None] * len(self._calls)
 
-    def select(self, layer: int, queries: torch.Tensor, weights: torch.Tensor) -> None:
+    def select(self, layer: int, queries: torch.Tensor, weights: torch.Tensor | None) -> None:
+        assert weights is not None
         spec, index_keys, group = self._spec, self._cache.layer(layer)[1], self._cache.group_of(layer)
         assert isinstance(spec, IndexedLatentSpec)
         for index, call in enumerate(self._calls):
@@ -34,13 +35,13 @@ class TorchIndexed(TorchLatent):
             shape = call.sequences, call.queries, -1
             q, of_heads = (x[call.rows].view(*shape[:2], *x.shape[1:]) for x in (queries, weights))
             scores = index_scores_reference(q, of_heads, keys.view(call.sequences, -1, spec.index_dim))
-            seen = super()._mask_of(index)
+            seen = super()._mask_of(index, spec)
             if seen is None:
                 seen = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device).tril_()
             selected = selection_reference(scores, seen.view(shape).expand(scores.shape), spec.selected)
             # As _Call.masks has it.
             self._selected[index] = selected[:, :, None] if call.queries == 1 else selected[:, None]
 
-    def _mask_of(self, call: int) -> torch.Tensor | None:
+    def _mask_of(self, call: int, spec: AttentionSpec) -> torch.Tensor | None:
         selected = self._selected[call]
-        return super()._mask_of(call) if selected is None else selected
+        return super()._mask_of(call, spec) if selected is None else selected

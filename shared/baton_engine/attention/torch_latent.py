@@ -31,7 +31,7 @@ class TorchLatent(TorchSdpa):
             # [keys, 1, latent_dim]. A latent that no query sees may hold anything, and 0 times NaN is NaN: it is 0
             # here.
             keys = latents.index_select(0, read.blocks[group]).flatten(0, 1).index_fill_(0, read.unseen, 0.0)
-            rows, mask = call.rows, self._mask_of(index)
+            rows, mask = call.rows, self._mask_of(index, spec)
             if call.queries > 1 and spec.expands(call.queries, call.length):
                 self._attend_expanded(q[rows], keys[: call.length, 0], up, mask, out[rows])
                 continue
@@ -42,10 +42,6 @@ class TorchLatent(TorchSdpa):
             else:
                 self._attend_chunk(absorbed, keys, keys, mask, spec, None, attended)
             values_of_reference(attended[..., : spec.rank], up, out[rows])
-
-    def _mask_of(self, call: int) -> torch.Tensor | None:
-        """Return which keys the queries of a call see, as _Call.masks has it."""
-        return self._calls[call].masks[self._spec]
 
     def _attend_expanded(
         self, q: torch.Tensor, latents: torch.Tensor, up: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor

@@ -136,10 +136,10 @@ class TorchSdpa:
         return q.new_empty(*q.shape[:2], self._value_dims[q.shape[2]])
 
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, weights: torch.Tensor | None = None) -> None:
-        keys, values = self._cache.layer(layer)
+        keys, values = self._cache.layer(layer)[:2]
         spec, group = self._specs[layer], self._cache.group_of(layer)
         sinks = None if weights is None else weights.view(keys.shape[2], -1, 1)
-        for call in self._calls:
+        for index, call in enumerate(self._calls):
             read = call.keys[spec.reach]
             # [keys, kv_heads, elements of a head]. A key that no query sees may hold anything, and 0 times NaN is NaN:
             # it is 0 here.
@@ -147,11 +147,15 @@ class TorchSdpa:
                 each.index_fill_(0, read.unseen, 0.0)
                 for each in self._numbers(layer, (keys, values), read.blocks[group])
             )
-            rows, mask = call.rows, call.masks[spec]
+            rows, mask = call.rows, self._mask_of(index, spec)
             if call.queries == 1:
                 self._attend_decodes(q[rows], k, v, call.sequences, mask, spec, sinks, out[rows])
             else:
                 self._attend_chunk(q[rows], k, v, mask, spec, sinks, out[rows])
+
+    def _mask_of(self, call: int, spec: AttentionSpec) -> torch.Tensor | None:
+        """Return which keys the queries of a call see, as _Call.masks has it."""
+        return self._calls[call].masks[spec]
 
     def _numbers(self, layer: int, planes: tuple[torch.Tensor, ...], blocks: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return what some blocks of a layer's planes hold, [keys, kv_heads, elements of a head] each."""

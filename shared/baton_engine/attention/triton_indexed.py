@@ -102,7 +102,8 @@ class TritonIndexed(TritonLatent):
         parts = plan_parts(lengths.clamp(max=self._most), own, self._capacity, self._none)
         self._selected.append(_Selected(queries, lengths, rows, tokens, firsts, groups, parts))
 
-    def select(self, layer: int, queries: torch.Tensor, weights: torch.Tensor) -> None:
+    def select(self, layer: int, queries: torch.Tensor, weights: torch.Tensor | None) -> None:
+        assert weights is not None
         index_keys, tables = self._cache.layer(layer)[1], self._tables[self._cache.group_of(layer)]
         for call in self._selected:
             scores = index_scores(

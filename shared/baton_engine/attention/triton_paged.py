@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -29,6 +30,8 @@ class TritonPaged:
 
     With `deterministic` all tokens go through the flash kernel, which adds up a query's keys in the same order in any
     batch: no tile is cut.
+
+    tables, lengths: the step's block tables for each group of layers, and the tokens of its sequences, on the device.
     """
 
     name = "triton"
@@ -54,20 +57,19 @@ class TritonPaged:
         # Keyed by the `reach` of a spec, which decides how many keys a tile has.
         self._tiles: dict[tuple[int, bool], tuple[Tiles, TileCuts | None]] = {}
         # [sequences, most blocks] for each group of layers. Views made anew for each layer would slow down short steps.
-        self._tables: tuple[torch.Tensor, ...] = ()
+        self.tables: tuple[torch.Tensor, ...] = ()
         self._chunk_tables: tuple[torch.Tensor, ...] = ()
         self._rows = self._in_order = torch.empty(0, dtype=torch.int64, device=cache.device)
 
     def prepare(self, batch: AttentionBatch) -> None:
-        sequences = len(batch.lengths)
-        self._decodes = 0 if self._deterministic else batch.decodes
-        tiles = prefill_tiles(batch.starts, self.queries_per_tile, range(self._decodes, sequences))
+        self._decodes, chunks = self._work(batch)
+        tiles = prefill_tiles(batch.starts, self.queries_per_tile, chunks)
         cuts = {} if self._deterministic else self._cuts(batch, tiles)
         parts: list[np.ndarray | list[int]] = [batch.tables.ravel(), batch.lengths, batch.starts, *tiles]
         for plan in cuts.values():
             parts += plan.columns
-        flat, self._lengths, self._starts, sequence_of, row_of, *columns = pack_to_device(parts, self._cache.device)
-        self._tables = self._chunk_tables = flat.view(batch.tables.shape).unbind(1)
+        flat, self.lengths, self._starts, sequence_of, row_of, *columns = pack_to_device(parts, self._cache.device)
+        self.tables = self._chunk_tables = flat.view(batch.tables.shape).unbind(1)
         self._tiles = dict.fromkeys(self._reaches, ((sequence_of, row_of), None)) if tiles[0] else {}
         uploaded = iter(columns)
         for reach, plan in cuts.items():
@@ -77,6 +79,11 @@ class TritonPaged:
             self._in_order = torch.arange(max(self._decodes, 1024), device=self._cache.device)
         self._rows = self._in_order
         self._plan()
+
+    def _work(self, batch: AttentionBatch) -> tuple[int, Sequence[int]]:
+        """Return how many sequences, the first ones, go through the split-KV kernel, and which go through the other."""
+        decodes = 0 if self._deterministic else batch.decodes
+        return decodes, range(decodes, len(batch.lengths))
 
     def _cuts(self, batch: AttentionBatch, tiles: tuple[list[int], list[int]]) -> dict[tuple[int, bool], CutPlan]:
         """Return the plans by which tiles are cut, by `reach` of the specs that need one."""
@@ -97,7 +104,7 @@ class TritonPaged:
 
     def use_rows(self, tables: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor) -> None:
         self._decodes, self._tiles = len(rows), {}
-        self._tables, self._rows, self._lengths = tables.unbind(1), rows, lengths
+        self.tables, self._rows, self.lengths = tables.unbind(1), rows, lengths
         self._plan()
 
     def add_chunks(self, tables: torch.Tensor, lengths: torch.Tensor, starts: torch.Tensor, tiles: Tiles) -> None:
@@ -107,18 +114,18 @@ class TritonPaged:
         queries_per_tile rows, as prefill_attention has them.
         """
         self._tiles = dict.fromkeys(self._reaches, (tiles, None))
-        self._chunk_tables, self._lengths, self._starts = tables.unbind(1), lengths, starts
+        self._chunk_tables, self.lengths, self._starts = tables.unbind(1), lengths, starts
 
     def _plan(self) -> None:
         if self._decodes:
-            lengths, rows = self._lengths[: self._decodes], self._rows[: self._decodes]
+            lengths, rows = self.lengths[: self._decodes], self._rows[: self._decodes]
             self._parts = plan_parts(lengths, rows, self._capacity, self._arrivals)
 
     def outputs(self, q: torch.Tensor) -> torch.Tensor:
         return q.new_empty(*q.shape[:2], self._value_dims[q.shape[2]])
 
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, weights: torch.Tensor | None = None) -> None:
-        keys, values = self._cache.layer(layer)
+        keys, values = self._cache.layer(layer)[:2]
         group = self._cache.group_of(layer)
         variant, n = self._variants[layer], self._decodes
         if variant.sinks is not weights:
@@ -126,7 +133,7 @@ class TritonPaged:
             variant = self._variants[layer] = dataclasses.replace(variant, sinks=weights)
         scales = None if self._cache.scales is None else self._cache.scales[layer]
         if n:
-            decode_attention(q[:n], keys, values, self._tables[group], variant, self._parts, out[:n], scales=scales)
+            decode_attention(q[:n], keys, values, self.tables[group], variant, self._parts, out[:n], scales=scales)
         if self._tiles:
             tiles, cuts = self._tiles[variant.window, variant.chunked]
             self._attend_tiles(q, keys, values, self._chunk_tables[group], tiles, variant, out, scales, cuts)
@@ -145,7 +152,7 @@ class TritonPaged:
     ) -> None:
         """Compute the queries of tiles, as prefill_attention has them."""
         prefill_attention(
-            q, keys, values, tables, self._lengths, self._starts, tiles, variant,
+            q, keys, values, tables, self.lengths, self._starts, tiles, variant,
             out=out, block_queries=self.queries_per_tile, uniform=self._deterministic,
             scales=scales, cuts=cuts,
         )  # fmt: skip

@@ -58,7 +58,7 @@ class Attention:
         """Return the queries [T, heads, head_dim] of x [T, hidden], and write its keys and values to the cache."""
         qkv = self._qkv(x)
         return self._ops.rope_and_cache(
-            qkv, self._rotary, ctx.positions, *ctx.cache(self._layer),
+            qkv, self._rotary, ctx.positions, *ctx.cache(self._layer)[:3],
             self._heads, self._norms, self._eps, ctx.queries(len(qkv), self._heads, self._head_dim),
             ctx.inverse_scales(self._layer),
         )  # fmt: skip

@@ -3,7 +3,7 @@
 import torch
 
 from baton_engine.inputs import InputRows
-from baton_kernels.reference.activation import Activation, LimitedGate, limited_gate_reference
+from baton_kernels.reference.activation import Activation, ClampedGate, LimitedGate, expert_gate_reference
 
 from .linear import Linear
 
@@ -24,15 +24,15 @@ class GatedMlp:
 
 
 class LimitedMlp:
-    """A GatedMlp with a LimitedGate. gate_up, down: as in GatedMlp."""
+    """A GatedMlp whose gates and ups have limits. gate_up, down: as in GatedMlp."""
 
-    def __init__(self, gate_up: Linear, down: Linear, gate: LimitedGate) -> None:
+    def __init__(self, gate_up: Linear, down: Linear, gate: LimitedGate | ClampedGate) -> None:
         self._gate_up, self._down, self._gate = gate_up, down, gate
         self.inputs = gate_up.inputs
 
     def __call__(self, x: InputRows) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]."""
-        return self._down(limited_gate_reference(self._gate_up(x), self._gate))
+        return self._down(expert_gate_reference(self._gate_up(x), self._gate))
 
 
 class Mlp:

@@ -159,6 +159,17 @@ def fused_qkv(config: LlamaConfig, source: Source, name: str, order: Sequence[in
     )  # fmt: skip
 
 
+def head_norms(config: LlamaConfig, source: Source, names: tuple[str, str]) -> tuple[RmsNorm, RmsNorm]:
+    """Return the norms of each query head and of each key head. names: of the two norms."""
+    dim, eps, offset = config.head_dim, config.rms_norm_eps, config.norm_offset
+    q_norm, k_norm = (RmsNorm(source.at(name), dim, eps, offset) for name in names)
+    # The dimensions of one head, in the order that its queries and keys have.
+    order = config.rope.order(1, 0, config.head_dim)
+    if order is not None:
+        q_norm.weight, k_norm.weight = q_norm.weight[order], k_norm.weight[order]
+    return q_norm, k_norm
+
+
 class LlamaLayer:
     """Attention and an MLP, each after a norm that also adds the previous output to the residual.
 
@@ -234,13 +245,7 @@ class LlamaLayer:
 
     def qk_norms(self, config: LlamaConfig, source: Source) -> tuple[RmsNorm, RmsNorm]:
         """Return the norms of each query head and of each key head."""
-        dim, eps, offset = config.head_dim, config.rms_norm_eps, config.norm_offset
-        q_norm, k_norm = (RmsNorm(source.at(name), dim, eps, offset) for name in self.head_norms)
-        # The dimensions of one head, in the order that its queries and keys have.
-        order = config.rope.order(1, 0, config.head_dim)
-        if order is not None:
-            q_norm.weight, k_norm.weight = q_norm.weight[order], k_norm.weight[order]
-        return q_norm, k_norm
+        return head_norms(config, source, self.head_norms)
 
     def gate_up(self, config: LlamaConfig, source: Source) -> Linear:
         inner, shard = config.intermediate_size, Columns(source.ranks)

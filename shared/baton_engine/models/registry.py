@@ -77,6 +77,7 @@ MODELS = {
     "Exaone4ForCausalLM": ("exaone4", "Exaone4"),
     "MinistralForCausalLM": ("ministral", "Ministral"),
     "MiniMaxM2ForCausalLM": ("minimax_m2", "MiniMaxM2"),
+    "MiniMaxM3VLForCausalLM": ("minimax_m3", "MiniMaxM3"),
     "Dots1ForCausalLM": ("dots1", "Dots1"),
     "Ministral3ForCausalLM": ("ministral3", "Ministral3"),
     "Glm4MoeLiteForCausalLM": ("glm4_moe_lite", "Glm4MoeLite"),

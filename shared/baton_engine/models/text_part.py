@@ -47,6 +47,7 @@ TEXT_PARTS: dict[str, str] = {
     "Molmo2ForConditionalGeneration": "Molmo2TextModel",
     "MuseGlimmerForConditionalGeneration": "MuseGlimmerTextModel",
     "MuseSparkForConditionalGeneration": "MuseSparkTextModel",
+    "MiniMaxM3SparseForConditionalGeneration": "MiniMaxM3VLForCausalLM",
     "MllamaForConditionalGeneration": "MllamaForCausalLM",
     "CohereCompassForConditionalGeneration": "CohereCompassForCausalLM",
     "Emu3ForConditionalGeneration": "Emu3ForCausalLM",
