@@ -62,6 +62,13 @@ def shared_latents(tiny_model: MakeModel) -> Path:
 
 
 @pytest.fixture(scope="session")
+def key_blocks(tiny_model: MakeModel) -> Path:
+    """A model in most of whose layers each key-value head attends to 4 blocks of 8 keys, of which it selects 3 by their
+    scores."""
+    return tiny_model("minimax_m3_text")
+
+
+@pytest.fixture(scope="session")
 def pools(processes: None) -> Iterator[Pools]:
     pools = Pools()
     yield pools

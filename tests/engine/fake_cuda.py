@@ -25,6 +25,7 @@ from baton_kernels.decode_parts import FIELDS, LENGTH, PART, PARTS, ROW, SEQUENC
 from baton_kernels.prefill_cuts import TileCuts
 from baton_kernels.reference.decode_parts import parts_reference
 from baton_kernels.reference.indexed import index_scores_reference, selection_reference
+from baton_kernels.reference.key_blocks import key_block_scores_reference, key_block_selection_reference
 from baton_kernels.reference.latent import (
     absorb_queries_reference,
     gather_latents_reference,
@@ -143,6 +144,7 @@ def decode_attention(
     parts: DecodeParts,
     out: torch.Tensor,
     scales: torch.Tensor | None,
+    early: bool = True,
 ) -> None:
     firsts = parts.plan[:, parts.plan[PART] == 0]
     own = firsts[SEQUENCE]
@@ -276,6 +278,48 @@ def select_slots(
     return slots
 
 
+def key_block_scores(
+    q: torch.Tensor,
+    index_keys: torch.Tensor,
+    tables: torch.Tensor,
+    parts: DecodeParts,
+    width: int,
+    size: int,
+    local: int,
+    tokens: int,
+    firsts: torch.Tensor | None,
+) -> torch.Tensor:
+    groups = parts.plan[:, parts.plan[PART] == 0]
+    starts = torch.arange(len(q) + 1, dtype=torch.int32) if firsts is None else firsts
+    scores = torch.full((*q.shape[:2], width), float("nan"))
+    for group, length, row in zip(groups[SEQUENCE].tolist(), groups[LENGTH].tolist(), groups[ROW], strict=True):
+        queries = slice(int(starts[group]), int(starts[group + 1]))
+        count = queries.stop - queries.start
+        assert count <= tokens
+        blocks = tables[row, : -(-length // index_keys.shape[1])].long()
+        keys = index_keys[blocks].flatten(0, 1)[:length, 0]
+        seen = torch.ones(count, length, dtype=torch.bool).tril(length - count)
+        found = key_block_scores_reference(q[queries], keys, seen, size, local)
+        scores[queries, :, : found.shape[2]] = found
+    return scores
+
+
+def select_block_slots(
+    scores: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor, tables: torch.Tensor, page: int, size: int,
+    most: int,
+) -> torch.Tensor:  # fmt: skip
+    heads = scores.shape[1]
+    slots = torch.full((len(scores) * heads, most * size), -1, dtype=torch.int32)
+    for query, (length, row) in enumerate(zip(lengths.tolist(), rows.tolist(), strict=True)):
+        seen = torch.ones(length, dtype=torch.bool)
+        selected = key_block_selection_reference(scores[query, :, : -(-length // size)], seen, size, most)
+        for head in range(heads):
+            found = selected[head].nonzero()[:, 0]
+            in_order = tables[row, found // page] * page + found % page
+            slots[query * heads + head, : len(found)] = in_order * heads + head
+    return slots
+
+
 class UndefinedResults:
     """As compiling_ahead, a context within which no kernel runs: a router's experts are numbers that are no experts."""
 
@@ -325,6 +369,8 @@ def pretend(patch: pytest.MonkeyPatch) -> None:
     indexed = "baton_engine.attention.triton_indexed"
     for fake in (plan_parts, latent_decode, absorb_queries, values_of, index_scores, select_slots):
         patch.setattr(f"{indexed}.{fake.__name__}", fake)
+    for fake in (plan_parts, decode_attention, key_block_scores, select_block_slots):
+        patch.setattr(f"baton_engine.attention.triton_key_blocks.{fake.__name__}", fake)
     for module in ("decode_graphs", "device_sampler"):
         patch.setattr(f"baton_engine.{module}.thresholds", thresholds_reference)
         patch.setattr(f"baton_engine.{module}.gumbel_argmax", gumbel_argmax_reference)

@@ -121,6 +121,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "mistral_large4",
         "mamba2",
         "minimax",
+        "minimax_m3",
         "modernbert_decoder",
         "molmo2",
         "muse_glimmer",

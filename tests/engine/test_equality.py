@@ -1400,7 +1400,13 @@ def test_a_text_part_that_is_a_whole_model_within_another(tiny_model: MakeModel,
 
 
 @pytest.mark.parametrize(
-    ("shape", "part"), [("mllama", "language_model"), ("emu3", "text_model"), ("fuyu", "language_model")]
+    ("shape", "part"),
+    [
+        ("mllama", "language_model"),
+        ("emu3", "text_model"),
+        ("fuyu", "language_model"),
+        ("minimax-m3", "language_model"),
+    ],
 )
 def test_text_parts_by_the_names_within_transformers(
     tiny_model: MakeModel, tmp_path: Path, shape: str, part: str

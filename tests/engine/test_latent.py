@@ -50,7 +50,7 @@ def test_chunks_go_either_way(latent: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
-@pytest.mark.parametrize("name", ["latent", "indexed"])
+@pytest.mark.parametrize("name", ["latent", "indexed", "key_blocks"])
 def test_tokens_are_those_of_the_reference_in_every_way(
     name: str, on_gpu: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,11 +60,13 @@ def test_tokens_are_those_of_the_reference_in_every_way(
         pretend(monkeypatch)
         # Rounds of few heads, and calls of few sequences.
         monkeypatch.setattr("baton_engine.attention.triton_latent._EXPANDED_BYTES", 1 << 13)
-        monkeypatch.setattr("baton_engine.attention.triton_indexed._MOST_QUERIES", 12)
+        for backend in ("triton_indexed", "triton_key_blocks"):
+            monkeypatch.setattr(f"baton_engine.attention.{backend}._MOST_QUERIES", 12)
     engine = make_engine(folder, block_size=4, num_blocks=56, max_num_batched_tokens=40, max_model_len=160)
     common, rng = make_prompt(44, seed=9), random.Random(2)
     for turn in range(2):
-        # The last one is shorter than the 21 tokens to which a query of the indexed model attends.
+        # The last one is shorter than the 21 tokens to which a query of the indexed model attends, or the 32 tokens of
+        # the model with blocks of keys.
         prompts = [common + make_prompt(length, seed=turn) for length in (1, 7, 30, 66)] + [make_prompt(9, seed=turn)]
         requests = [make_request(id, prompt, 16, n=4 if id == 1 else 1) for id, prompt in enumerate(prompts)]
         known = reference_greedy(folder, prompts[2], 6)

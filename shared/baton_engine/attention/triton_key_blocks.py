@@ -141,7 +141,7 @@ class TritonKeyBlocks:
         groups: DecodeParts,
     ) -> None:  # fmt: skip
         keys = selected_keys(lengths, self._spec.block_keys, self._spec.selected_blocks)
-        each = keys[:, None].expand(-1, self._kv_heads).reshape(-1)
+        each = keys[:, None].expand(-1, self._kv_heads).flatten().contiguous()
         parts = plan_parts(each, self._in_order[: len(each)], self._capacity, self._arrivals)
         self._selected.append(_Selected(queries, lengths, rows, tokens, firsts, groups, parts))
 
@@ -169,7 +169,7 @@ class TritonKeyBlocks:
         keys, values = (plane.view(-1, 1, 1, plane.shape[3]) for plane in self._cache.layer(layer)[:2])
         for call in self._selected:
             assert call.slots is not None
-            grouped, results = (x[call.queries].view(len(call.slots), -1, x.shape[2]) for x in (q, out))
+            grouped, results = (x[call.queries].reshape(len(call.slots), -1, x.shape[2]) for x in (q, out))
             # The kernel before it has written the slots.
             decode_attention(
                 grouped, keys, values, call.slots, self._variant, call.parts, results, scales=None, early=False
