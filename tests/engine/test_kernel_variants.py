@@ -39,6 +39,12 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "a product with one output": ("qwen2_moe", {}, {}),
     "latents": ("deepseek_v3", {"kv_lora_rank": 512}, {"max_num_batched_tokens": 256}),
     "selected tokens": ("deepseek_v32", {"index_topk": 100, "index_n_heads": 4}, {"max_num_batched_tokens": 290}),
+    "selected blocks of keys": ("minimax_m3", {"index_topk_blocks": 12}, {"max_num_batched_tokens": 290}),
+    "selected blocks of keys, one key-value head": (
+        "minimax_m3",
+        {"num_key_value_heads": 1, "index_n_heads": 1, "index_topk_blocks": 12},
+        {"max_num_batched_tokens": 290},
+    ),
     "selected tokens without rotation": ("mistral_large4", {}, {"max_num_batched_tokens": 290}),
     "few latents": ("deepseek_v3", {}, {}),
     "KV in FP8": ("llama", {}, {"kv_cache_dtype": "fp8"}),

@@ -36,8 +36,6 @@ def test_kernels_give_the_tokens_of_the_reference(
         # The reference of the operation before it returns a view.
         return kernels["key_block_scores"](q.contiguous(), *arguments)  # type: ignore[no-any-return]
 
-    for name in names:
-        monkeypatch.setattr(triton_key_blocks, name, scores if name == "key_block_scores" else kernels[name])
     monkeypatch.setattr(triton_key_blocks, "_MOST_QUERIES", 20)
     # The interpreter is slow with programs that have no work.
     monkeypatch.setattr(triton_key_blocks, "_PROGRAMS", 8)
@@ -45,6 +43,9 @@ def test_kernels_give_the_tokens_of_the_reference(
         key_blocks, block_size=4, max_num_batched_tokens=32, max_num_seqs=2, max_model_len=64, num_blocks=64,
         enforce_eager=True, chunk_ms=0.0, deterministic=deterministic,
     )  # fmt: skip
+    # The interpreter would take minutes for the steps that an engine measures at start.
+    for name in names:
+        monkeypatch.setattr(triton_key_blocks, name, scores if name == "key_block_scores" else kernels[name])
     prompts = [make_prompt(length, seed=3) for length in (5, 50)]
     transcript = generate(engine, [make_request(id, prompt, 3) for id, prompt in enumerate(prompts)])
     for id, prompt in enumerate(prompts):
