@@ -44,6 +44,14 @@ HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2}
 MAMBA = {**HEADS, "mamba_n_heads": 32, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1}
 # So few tokens are selected that prompts are several times longer.
 INDEXED = {"index_topk": 64, "index_n_heads": 32, "index_head_dim": 128, "num_key_value_heads": 16}
+# So few blocks of keys are selected that prompts are several times longer.
+MINIMAX_M3 = {
+    **MANY_EXPERTS, "rotary_dim": 64, "index_n_heads": 2, "index_head_dim": 128, "index_block_size": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    "index_topk_blocks": 4, "layer_types": ["full_attention", *("minimax_m3_sparse",) * 5],
+    "mlp_layer_types": ["dense", *("sparse",) * 5], "dense_intermediate_size": 704, "intermediate_size": 352,
+    "shared_intermediate_size": 352,
+}  # fmt: skip
 # By transformers' name of the model type. Head size and queries per KV head vary as they do among real models.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2},
@@ -150,34 +158,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "exaone4": {"num_attention_heads": 8, "num_key_value_heads": 2, "sliding_window": 96},
     "ministral": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2, "sliding_window": 96},
-    "minimax_m2": {
-        "head_dim": 128,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "rotary_dim": 64,
-        "num_local_experts": 16,
-        "num_experts_per_tok": 4,
-    },
-    "minimax_m3_vl_text": {
-        "head_dim": 128,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "rotary_dim": 64,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
-        "index_n_heads": 2,
-        "index_head_dim": 128,
-        # So few keys are selected that prompts are several times longer.
-        "index_block_size": 16,
-        "index_topk_blocks": 4,
-        "num_hidden_layers": 6,
-        "layer_types": ["full_attention", *("minimax_m3_sparse",) * 5],
-        "mlp_layer_types": ["dense", *("sparse",) * 5],
-        "dense_intermediate_size": 704,
-        "intermediate_size": 352,
-        "shared_intermediate_size": 352,
-        "num_local_experts": 16,
-        "num_experts_per_tok": 4,
-    },
+    "minimax_m2": {**MANY_EXPERTS, "rotary_dim": 64},
+    "minimax_m3_vl_text": MINIMAX_M3,
     "dots1": {
         "num_attention_heads": 8,
         "num_key_value_heads": 2,

@@ -56,6 +56,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3",
         {"rope": "linear", "num_key_value_heads": 4, "head_dim": 32, "attention_bias": True},
     ),
+    # So large that every block of keys is selected, as below.
+    "minimax_m3, three planes": ("minimax_m3", {"index_topk_blocks": 75}),
     "bloom, tied, 3 layers": ("bloom", {"n_layer": 3, "seed": 2}),
     "gemma3, windows and not": ("gemma3", {"initializer_range": 0.1}),
     "gemma4, two sizes of heads, shared keys": ("gemma4_small", {"initializer_range": 0.1}),

@@ -6,7 +6,7 @@ import torch
 
 from baton_demo import MODEL_DIR
 from baton_engine.attention.select import select_backend
-from baton_engine.attention_spec import AttentionSpec
+from baton_engine.attention_spec import AttentionSpec, KeyBlockSpec
 from baton_engine.config import ConfigError
 from baton_engine.model_config import ModelConfig
 from baton_engine.models.registry import load_model_config, parse_model_config
@@ -52,6 +52,9 @@ def test_an_unknown_name_is_refused(name: str) -> None:
 def test_hopper_has_its_own_kernel_and_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     model, gpu = load_model_config(MODEL_DIR), torch.device("cuda")
     sloped = with_attention(AttentionSpec(scale=1.0, alibi=(0.5, 0.25)))
+    # Layers may also attend to all keys.
+    plain, blocks = AttentionSpec(scale=1.0), KeyBlockSpec(scale=1.0, selected_blocks=4, block_keys=8, local_blocks=1)
+    selecting = msgspec.structs.replace(model, attention=(plain, *(blocks,) * (model.num_layers - 1)))
     wide = msgspec.structs.replace(model, head_dim=512)
     pattern = {"num_hidden_layers": 2, "hybrid_layer_pattern": [0, 0], "moe_layer_freq": [0, 0]}
     unlike = parse_model_config({"architectures": ["MiMoV2FlashForCausalLM"], **pattern})
@@ -63,6 +66,7 @@ def test_hopper_has_its_own_kernel_and_says_why_not(monkeypatch: pytest.MonkeyPa
     assert select_backend("auto", model, gpu, False, bf16, bf16, 16) == "triton"
     for config, deterministic, dtype, kv_dtype, block_size, reason in (
         (sloped, False, bf16, bf16, 64, "no ALiBi"),
+        (selecting, False, bf16, bf16, 64, "no selected blocks of keys"),
         (wide, False, bf16, bf16, 64, "heads of 512"),
         (unlike, False, bf16, bf16, 64, "values of another size"),
         (model, True, bf16, bf16, 64, "--deterministic"),

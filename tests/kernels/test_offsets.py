@@ -20,6 +20,7 @@ from baton_kernels.head_products import absorb_queries, values_of
 from baton_kernels.index_inputs import index_rope_and_cache
 from baton_kernels.index_scores import index_scores, select_slots
 from baton_kernels.kernel_configs import ExpertsConfig, LinearConfig, ProductConfig
+from baton_kernels.key_blocks import key_block_scores, select_block_slots
 from baton_kernels.latent_decode import latent_decode
 from baton_kernels.latent_inputs import latent_rope_and_cache
 from baton_kernels.latent_prefill import gather_latents, latent_prefill
@@ -38,6 +39,7 @@ from baton_kernels.reference.indexed import (
     index_scores_reference,
     selection_reference,
 )
+from baton_kernels.reference.key_blocks import key_block_scores_reference, key_block_selection_reference
 from baton_kernels.reference.latent import (
     absorb_queries_reference,
     latent_prefill_reference,
@@ -274,6 +276,35 @@ def test_index_keys(device: torch.device) -> None:
     chosen = selection_reference(scores, torch.ones_like(scores, dtype=torch.bool), most)
     selected = select_slots(scores, lengths, row, tables, page, most)
     assert torch.equal(selected[0].long(), slots[chosen[0]])
+
+
+def test_blocks_of_keys(device: torch.device) -> None:
+    heads, dim, page, size, most = 2, 128, 64, 8, 3
+    blocks = rows_beyond(page * heads * dim)
+    index_keys, keys, values = (untouched(blocks, page, heads, dim, dtype=HALF, device=device) for _ in range(3))
+    index_keys[-1, :, 1] = index_keys[-1, :, 0]
+    index_q, q = (torch.randn(1, number, dim, device=device).to(HALF) for number in (heads, 3 * heads))
+    tables = torch.tensor([[blocks - 1]], dtype=torch.int32, device=device)
+    lengths, row = torch.full_like(tables[0], page), torch.zeros(1, dtype=torch.int64, device=device)
+    groups = plan_parts(lengths, row, 1, tables[0, :0])
+    scores = key_block_scores(index_q, index_keys, tables, groups, page // size, size, 1)
+    seen = torch.ones(1, page, dtype=torch.bool, device=device)
+    expected = key_block_scores_reference(index_q, index_keys[-1, :, 0], seen, size, 1)
+    assert relative_error(scores[..., :-1], expected[..., :-1]) < 1e-2
+    slots = select_block_slots(scores, lengths, row, tables, page, size, most)
+    selected = key_block_selection_reference(scores, seen, size, most)[0]
+    for head in range(heads):
+        found = selected[head].nonzero()[:, 0] + (blocks - 1) * page
+        assert torch.equal(slots[head].long(), found * heads + head)
+    each = torch.full((heads,), size * most, dtype=torch.int32, device=device)
+    parts = plan_parts(each, torch.arange(heads, device=device), 1, torch.zeros_like(each))
+    grouped, starts = q.view(heads, 3, dim), torch.arange(heads + 1)
+    variant, planes = AttentionVariant(dim**-0.5), [cache.view(-1, 1, 1, dim) for cache in (keys, values)]
+    attended = decode_attention(grouped, *planes, slots, variant, parts, early=False)
+    # The slots of the last block alone.
+    last = [cache[-1:].view(-1, 1, 1, dim) for cache in (keys, values)]
+    in_last = slots - (blocks - 1) * page * heads
+    assert relative_error(attended, paged_attention_reference(grouped, *last, in_last, each, starts, variant)) < 0.02
 
 
 def test_queries_of_latent_attention(device: torch.device) -> None:
