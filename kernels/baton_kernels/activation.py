@@ -72,7 +72,9 @@ def gate_of_expert(gate, up, dtype: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.
         gate = tl.minimum(gate.to(dtype).to(tl.float32), LIMIT, propagate_nan=tl.PropagateNan.ALL)
         up = tl.clamp(up.to(dtype).to(tl.float32), -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
         result = (up + 1) * gate / (1 + tl.exp(-ALPHA * gate))
-    elif GATE == "limited":
+    elif GATE == "limited" or GATE == "limited_before":
+        if GATE == "limited_before":
+            gate = tl.minimum(gate, LIMIT, propagate_nan=tl.PropagateNan.ALL)
         gate = tl.minimum(_silu_or_gelu(gate, dtype, False), LIMIT, propagate_nan=tl.PropagateNan.ALL)
         result = gate * tl.clamp(up.to(dtype).to(tl.float32), -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
     else:
@@ -99,10 +101,10 @@ def gate_options(gate: ExpertGate | None) -> dict[str, Any]:
     if isinstance(gate, ClampedGate):
         name, alpha, limit = "clamped", gate.alpha, gate.limit
     elif isinstance(gate, LimitedGate):
-        name, limit = "limited", gate.limit
+        name, limit = "limited_before" if gate.before else "limited", gate.limit
     elif isinstance(gate, NoGate):
         name = gate.activation
-    assert name in {*ACTIVATIONS, "clamped", "limited", None}, gate
+    assert name in {*ACTIVATIONS, "clamped", "limited", "limited_before", None}, gate
     return {"GATED": is_gated(gate), "GATE": name or "none", "ALPHA": alpha, "LIMIT": limit}
 
 

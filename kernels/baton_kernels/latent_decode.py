@@ -27,10 +27,10 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 # One compiled kernel serves all batches: compilation would halt a service for half a second.
 @triton.jit(do_not_specialize=["table_stride", "slots"])
 def _latent_decode_kernel(
-    q, latents, tables, plan, firsts, out, partial, logsums, scale, table_stride, slots,
+    q, latents, tables, plan, firsts, sinks, out, partial, logsums, scale, table_stride, slots,
     HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr, TOKENS: tl.constexpr, RANK: tl.constexpr, BLOCK_RANK: tl.constexpr,
     ROPE: tl.constexpr, BLOCK_ROPE: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    SINKS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     slot = tl.program_id(0)
@@ -61,6 +61,11 @@ def _latent_decode_kernel(
 
     peak = tl.full([TOKENS * BLOCK_HEADS], float("-inf"), tl.float32)
     total = tl.zeros([TOKENS * BLOCK_HEADS], tl.float32)
+    if SINKS:
+        # The softmax of a sequence's first part begins with the sink, whose value is 0.
+        sink = tl.load(sinks + head, mask=head < HEADS, other=0.0) * _LOG2E
+        peak = tl.where(part == 0, sink, peak)
+        total = tl.where(part == 0, 1.0, total)
     acc = tl.zeros([TOKENS * BLOCK_HEADS, BLOCK_RANK], tl.float32)
     for first in range(begin, end, KEYS):
         key = first + tl.arange(0, KEYS)
@@ -170,6 +175,7 @@ def latent_decode(
     rank: int,
     tokens: int = 1,
     firsts: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     keys: int = 0,
     num_warps: int = 0,
     num_stages: int = 0,
@@ -179,7 +185,8 @@ def latent_decode(
     q: [T, heads, rank + rope_dim]. latents: [blocks, block_size, 1, rank + rope_dim]. Both are contiguous. tables:
     [rows, most blocks] int32. parts: the parts of the groups; they hold the length of each group and its row of tables.
     tokens: the most queries of a group. firsts: [groups + 1] int32, the first query of each group; None = each has one.
-    keys: the keys of a tile, a divisor of TILE_KEYS. 0 = choose this and the arguments after it.
+    sinks: [heads] float32, as AttentionVariant has them. keys: the keys of a tile, a divisor of TILE_KEYS. 0 = choose
+    this and the arguments after it.
     """
     total, heads, width = q.shape
     groups, slots = parts.spans.shape[1], parts.plan.shape[1]
@@ -191,11 +198,12 @@ def latent_decode(
     tall, wide = tokens * block_heads > 16, size > 2
     options = overlap_options(q.device)
     _latent_decode_kernel[(slots, programs_per_part(heads, size))](
-        q, latents, tables, parts.plan, parts.spans if firsts is None else firsts, out, partial, logsums, scale,
-        tables.stride(0), slots, HEADS=heads, BLOCK_HEADS=block_heads, TOKENS=tokens,
+        q, latents, tables, parts.plan, parts.spans if firsts is None else firsts, q if sinks is None else sinks,
+        out, partial, logsums, scale, tables.stride(0), slots, HEADS=heads, BLOCK_HEADS=block_heads, TOKENS=tokens,
         RANK=rank, BLOCK_RANK=max(triton.next_power_of_2(rank), 16),
         ROPE=width - rank, BLOCK_ROPE=max(triton.next_power_of_2(width - rank), 16),
         PAGE=latents.shape[1], TILE=TILE_KEYS, KEYS=keys or (16 if wide else 32 if tall else 64),
+        SINKS=sinks is not None,
         num_warps=num_warps or (8 if tall else 4),
         num_stages=num_stages or (1 if wide else 2), **options,
     )  # fmt: skip

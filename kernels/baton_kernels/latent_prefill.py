@@ -133,10 +133,11 @@ def _attend(
 
 @triton.jit(do_not_specialize=["first_head", "row_width"])
 def _latent_prefill_kernel(
-    q, keys, values, ropes, lengths, starts, key_starts, tile_sequences, tile_starts, out, scale, first_head, row_width,
+    q, keys, values, ropes, lengths, starts, key_starts, tile_sequences, tile_starts, sinks, out, scale, first_head,
+    row_width,
     HEADS: tl.constexpr, KEY: tl.constexpr, BLOCK_KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_VALUE: tl.constexpr,
     RANK: tl.constexpr, ROPE: tl.constexpr, BLOCK_ROPE: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, WHOLE: tl.constexpr, OVERLAP: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, WHOLE: tl.constexpr, SINKS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     wait_for_inputs(OVERLAP)
@@ -159,8 +160,13 @@ def _latent_prefill_kernel(
     lowest = length - end_query + first_query
     highest = tl.minimum(lowest + QUERIES, length)
     middle = (lowest + 1) // KEYS * KEYS
-    peak = tl.full([QUERIES], float("-inf"), tl.float32)
-    total = tl.zeros([QUERIES], tl.float32)
+    if SINKS:
+        # The softmax begins with the sink, whose value is 0.
+        peak = tl.zeros([QUERIES], tl.float32) + tl.load(sinks + first_head + head) * _LOG2E
+        total = tl.full([QUERIES], 1.0, tl.float32)
+    else:
+        peak = tl.full([QUERIES], float("-inf"), tl.float32)
+        total = tl.zeros([QUERIES], tl.float32)
     acc = tl.zeros([QUERIES, BLOCK_VALUE], tl.float32)
     acc, peak, total = _attend(
         acc, peak, total, query, rope_query, position, 0, middle, keys, values, ropes, first_row, head, row_width,
@@ -194,6 +200,7 @@ def latent_prefill(
     first_head: int,
     out: torch.Tensor,
     block_queries: int,
+    sinks: torch.Tensor | None = None,
     num_warps: int = 8,
     num_stages: int = 2,
 ) -> torch.Tensor:
@@ -202,7 +209,8 @@ def latent_prefill(
     q: [T, all heads, key_dim + rope_dim]. out: [T, all heads, value_dim]. expanded: [keys, heads, key_dim + value_dim]
     of the heads from first_head on. latents: [keys, rank + rope_dim]. lengths, starts and key_starts: [sequences],
     tokens of each sequence, its first query and the row of its first key; starts has one more. tiles: of
-    prefill_attention.prefill_tiles for the same block_queries, on the device. All are contiguous, indices int32.
+    prefill_attention.prefill_tiles for the same block_queries, on the device. sinks: [all heads] float32, as
+    AttentionVariant has them. All are contiguous, indices int32.
     """
     heads, value = expanded.shape[1], out.shape[2]
     key, rope = expanded.shape[2] - value, latents.shape[1] - rank
@@ -218,9 +226,10 @@ def latent_prefill(
         keys, values = (TensorDescriptor(expanded, shape, strides, [block_keys, size]) for size in (key, value))
         ropes = TensorDescriptor(latents, list(latents.shape), [latents.shape[1], 1], [block_keys, rope])
     _latent_prefill_kernel[(heads, len(tiles[0]))](
-        q, keys, values, ropes, lengths, starts, key_starts, *tiles, out, scale, first_head, row_width,
+        q, keys, values, ropes, lengths, starts, key_starts, *tiles, q if sinks is None else sinks, out, scale,
+        first_head, row_width,
         HEADS=q.shape[1], KEY=key, BLOCK_KEY=blocks[0], VALUE=value, BLOCK_VALUE=blocks[1],
         RANK=rank, ROPE=rope, BLOCK_ROPE=blocks[2], QUERIES=block_queries, KEYS=block_keys, WHOLE=whole,
-        num_warps=num_warps, num_stages=num_stages if small else 1, **overlap_options(q.device),
+        SINKS=sinks is not None, num_warps=num_warps, num_stages=num_stages if small else 1, **overlap_options(q.device),
     )  # fmt: skip
     return out

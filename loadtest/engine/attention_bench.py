@@ -233,7 +233,7 @@ def chunk_seconds(tokens: int, length: int, heads: int, spec: LatentSpec, device
 
     def step() -> None:
         for layer in range(LAYERS):
-            backend.attend(layer, queries, out, up)
+            backend.attend(layer, queries, out, up=up)
 
     step()
     return seconds_of(step) / LAYERS

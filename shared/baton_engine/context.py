@@ -82,13 +82,14 @@ class Context:
         cast(SelectingBackend, self._backend).select(layer, queries, weights)
 
     def attend(
-        self, layer: int, q: torch.Tensor, weights: torch.Tensor | None = None, reads: int | None = None
-    ) -> torch.Tensor:
+        self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None, *, up: torch.Tensor | None = None,
+        reads: int | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """Return attention, [T, heads, elements of a value], of queries [T, heads, head_dim] over the cache, which has
-        the tokens' KV. weights: as AttentionBackend.attend has them. reads: the layer whose KV is read; None = this
+        the tokens' KV. sinks, up: as AttentionBackend.attend has them. reads: the layer whose KV is read; None = this
         layer."""
         if self._written:
             self._written(layer)
         attended = self._backend.outputs(q)
-        self._backend.attend(layer if reads is None else reads, q, attended, weights)
+        self._backend.attend(layer if reads is None else reads, q, attended, sinks, up)
         return attended

@@ -26,15 +26,16 @@ SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 class _Attention(msgspec.Struct):
     """Calls of the attention backend between two graphs.
 
-    reads: the layer whose KV is read. selection: the arguments of the call of `select` before the one of `attend`; None
-    = there is no such call.
+    reads: the layer whose KV is read. sinks, up: as AttentionBackend.attend has them. selection: the arguments of the
+    call of `select` before the one of `attend`; None = there is no such call.
     """
 
     layer: int
     reads: int
     queries: torch.Tensor
     attended: torch.Tensor
-    weights: torch.Tensor | None
+    sinks: torch.Tensor | None
+    up: torch.Tensor | None
     selection: tuple[torch.Tensor, torch.Tensor | None] | None
 
 
@@ -79,11 +80,12 @@ class _Recording(Context):
         return self._memory[heads, head_dim][0][:tokens]
 
     def attend(
-        self, layer: int, q: torch.Tensor, weights: torch.Tensor | None = None, reads: int | None = None
-    ) -> torch.Tensor:
+        self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None, *, up: torch.Tensor | None = None,
+        reads: int | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         attended = self._memory[q.shape[1], q.shape[2]][1][: len(q)]
         read = layer if reads is None else reads
-        self.calls.append(_Attention(layer, read, q, attended, weights, self._selection))
+        self.calls.append(_Attention(layer, read, q, attended, sinks, up, self._selection))
         self._selection = None
         self._cut()
         return attended
@@ -167,7 +169,7 @@ class TokenGraphs:
                 written(call.layer)
             if call.selection is not None:
                 cast(SelectingBackend, self._backend).select(call.layer, *call.selection)
-            self._backend.attend(call.reads, call.queries, call.attended, call.weights)
+            self._backend.attend(call.reads, call.queries, call.attended, call.sinks, call.up)
         pieces.graphs[-1].replay()
         return pieces.hidden, pieces.token_ids
 

@@ -192,13 +192,14 @@ def latent_decode(
     rank: int,
     tokens: int,
     firsts: torch.Tensor | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     groups = parts.plan[:, parts.plan[PART] == 0]
     starts = torch.arange(len(q) + 1, dtype=torch.int32) if firsts is None else firsts
     assert int((starts[1:] - starts[:-1]).max()) <= tokens
     values = latents[..., :rank]
     return paged_attention_reference(
-        q, latents, values, tables[groups[ROW]], groups[LENGTH], starts, AttentionVariant(scale)
+        q, latents, values, tables[groups[ROW]], groups[LENGTH], starts, AttentionVariant(scale, sinks=sinks)
     )
 
 
@@ -227,6 +228,7 @@ def latent_prefill(
     first_head: int,
     out: torch.Tensor,
     block_queries: int,
+    sinks: torch.Tensor | None,
 ) -> None:
     heads, rope = slice(first_head, first_head + expanded.shape[1]), latents.shape[1] - rank
     for at in tiles[0].unique().tolist():
@@ -234,7 +236,7 @@ def latent_prefill(
         mine = slice(int(key_starts[at]), int(key_starts[at]) + length)
         positions = torch.arange(length - (rows.stop - rows.start), length)
         out[rows, heads] = latent_prefill_reference(
-            q[rows, heads], expanded[mine], latents[mine], positions, scale, rope
+            q[rows, heads], expanded[mine], latents[mine], positions, scale, rope, None if sinks is None else sinks[heads]
         )  # fmt: skip
 
 

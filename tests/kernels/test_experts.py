@@ -76,7 +76,9 @@ def test_experts(
     assert relative_error(result, expected) < 1e-5
 
 
-@pytest.mark.parametrize("gate", ["gelu_tanh", "gelu", "quick_gelu", "relu", "relu2", LimitedGate(0.3)])
+@pytest.mark.parametrize(
+    "gate", ["gelu_tanh", "gelu", "quick_gelu", "relu", "relu2", LimitedGate(0.3), LimitedGate(0.3, before=True)]
+)
 @pytest.mark.parametrize("config", [config(1, 8, 32), FIXED])
 def test_experts_with_other_gates(config: ExpertsConfig, gate: ExpertGate, device: torch.device) -> None:
     x, held = torch.randn(9, 48, device=device), make_weights(4, 48, 24, device)

@@ -27,6 +27,11 @@ class Case:
             for at, latent in enumerate(latents):
                 self.latents[table[at // page], at % page, 0] = latent.to(device)
         self.up = (torch.randn(heads, key + value, rank) / rank**0.5).to(dtype).to(device)
+        self.sinks: torch.Tensor | None = None
+
+    def add_sinks(self) -> None:
+        """Give each head a sink, some of them far above or below its scores."""
+        self.sinks = torch.randn(self.heads, device=self.device) * 4
 
     def random(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=self.device).to(self.dtype)
@@ -44,7 +49,10 @@ class Case:
                 seen = wide[: len(wide) - len(queries) + at + 1]
                 expanded = torch.einsum("hor,kr->hko", up, seen[:, : self.rank])
                 keys = torch.cat([expanded[..., : self.key], seen[None, :, self.rank :].expand(self.heads, -1, -1)], -1)
-                weights = ((query[:, None] * keys).sum(-1) * self.scale).softmax(-1)
+                scores = (query[:, None] * keys).sum(-1) * self.scale
+                if self.sinks is not None:
+                    scores = torch.cat([scores, self.sinks.cpu().double()[:, None]], dim=1)
+                weights = scores.softmax(-1)[:, : len(seen)]
                 chunks.append((weights[..., None] * expanded[..., self.key :]).sum(1))
         return torch.stack(chunks)
 
@@ -60,15 +68,18 @@ def case(shape: str, device: torch.device, dtype: torch.dtype = torch.float32) -
     return Case(*SHAPES[shape], device, dtype)
 
 
+@pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_decode(device: torch.device, shape: str, dtype: torch.dtype) -> None:
+def test_decode(device: torch.device, shape: str, dtype: torch.dtype, sinks: bool) -> None:
     """Sequences in parts, one query each, in rows of a larger tensor of tables."""
     from baton_kernels.decode_parts import plan_parts
     from baton_kernels.head_products import absorb_queries, values_of
     from baton_kernels.latent_decode import latent_decode
 
     c = case(shape, device, dtype)
+    if sinks:
+        c.add_sinks()
     count = len(LENGTHS)
     rows = torch.randperm(count, device=device)
     tables = torch.empty_like(c.tables)
@@ -80,20 +91,23 @@ def test_decode(device: torch.device, shape: str, dtype: torch.dtype) -> None:
         lengths, none = c.ints(LENGTHS * copies), c.ints([])
         parts = plan_parts(lengths, rows.repeat(copies), capacity, none)
         absorbed = absorb_queries(q, c.up, c.rope)
-        attended = latent_decode(absorbed, c.latents, tables, parts, c.scale, c.rank)
+        attended = latent_decode(absorbed, c.latents, tables, parts, c.scale, c.rank, sinks=c.sinks)
         out = values_of(attended, c.up, poisoned(copies * count, c.heads, c.value, like=q))
         assert relative_error(out.cpu(), expected) < TOLERANCE[dtype], (copies, capacity)
 
 
+@pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("capacity", [1, 8])
 @pytest.mark.parametrize("tokens", [1, 4])
-def test_groups_of_queries(device: torch.device, tokens: int, capacity: int) -> None:
+def test_groups_of_queries(device: torch.device, tokens: int, capacity: int, sinks: bool) -> None:
     """The last tokens of the sequences. The first queries of a group may see nothing of its last part."""
     from baton_kernels.decode_parts import plan_parts
     from baton_kernels.head_products import absorb_queries, values_of
     from baton_kernels.latent_decode import latent_decode
 
     c = case("one head tile", device)
+    if sinks:
+        c.add_sinks()
     starts, firsts, lengths, rows = [0, 1, 17, 23, 28], [0], [], []
     for sequence, length in enumerate(LENGTHS):
         for first in range(starts[sequence], starts[sequence + 1], tokens):
@@ -105,12 +119,13 @@ def test_groups_of_queries(device: torch.device, tokens: int, capacity: int) -> 
     parts = plan_parts(c.ints(lengths), where, capacity, c.ints([]))
     absorbed = absorb_queries(q, c.up, c.rope)
     attended = latent_decode(
-        absorbed, c.latents, c.tables, parts, c.scale, c.rank, tokens, c.ints(firsts) if tokens > 1 else None
+        absorbed, c.latents, c.tables, parts, c.scale, c.rank, tokens, c.ints(firsts) if tokens > 1 else None, c.sinks
     )
     out = values_of(attended, c.up, poisoned(starts[-1], c.heads, c.value, like=q))
     assert relative_error(out.cpu(), c.expected(q, starts)) < 1e-5
 
 
+@pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
@@ -120,13 +135,15 @@ def test_groups_of_queries(device: torch.device, tokens: int, capacity: int) -> 
         ("two head tiles", torch.float16),
     ],
 )
-def test_prefill(device: torch.device, shape: str, dtype: torch.dtype) -> None:
+def test_prefill(device: torch.device, shape: str, dtype: torch.dtype, sinks: bool) -> None:
     """A whole prompt of one token, a whole one, a chunk after a prefix, and a chunk longer than a tile."""
     from baton_kernels.latent_prefill import gather_latents, gather_tiles, latent_prefill, queries_per_tile
     from baton_kernels.prefill_attention import prefill_tiles
     from baton_kernels.reference.latent import gather_latents_reference, latent_prefill_reference
 
     c = case(shape, device, dtype)
+    if sinks:
+        c.add_sinks()
     starts = [0, 1, 17, 47, 187]
     q = c.random(starts[-1], c.heads, c.key + c.rope)
     expected = c.expected(q, starts)
@@ -147,7 +164,7 @@ def test_prefill(device: torch.device, shape: str, dtype: torch.dtype) -> None:
         expanded = room[:, first:end].contiguous()[:keys]
         latent_prefill(
             q, expanded, gathered, lengths, where[0], where[1], (where[2], where[3]), c.scale, c.rank, first, out,
-            queries,
+            queries, c.sinks,
         )  # fmt: skip
     assert relative_error(out[1:].cpu(), expected[1:]) < TOLERANCE[dtype]
     assert out[0].isnan().all(), "a sequence without tiles is not written"
@@ -156,7 +173,7 @@ def test_prefill(device: torch.device, shape: str, dtype: torch.dtype) -> None:
         mine = slice(rows[at], rows[at + 1])
         count = chunk.stop - chunk.start
         positions = torch.arange(LENGTHS[sequence] - count, LENGTHS[sequence], device=device)
-        plain = latent_prefill_reference(q[chunk], wide[mine], gathered[mine], positions, c.scale, c.rope)
+        plain = latent_prefill_reference(q[chunk], wide[mine], gathered[mine], positions, c.scale, c.rope, c.sinks)
         assert relative_error(plain.cpu(), expected[chunk]) < (1e-6 if dtype == torch.float32 else 1e-3)
 
 

@@ -54,9 +54,13 @@ class ClampedGate:
 
 @dataclass(frozen=True)
 class LimitedGate:
-    """silu(gate) * up, with a silu of at most `limit` and ups within ± `limit` (StepFun, "Step 3.5 Flash", 2026)."""
+    """silu(gate) * up, with a silu of at most `limit` and ups within ± `limit` (StepFun, "Step 3.5 Flash", 2026).
+
+    before: the limit is that of the gate, and not of its silu (DeepSeek-AI, DeepSeek-V4; Tencent, Hy4, 2026).
+    """
 
     limit: float
+    before: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,8 @@ def expert_gate_reference(gate_up: torch.Tensor, gate: ExpertGate) -> torch.Tens
 def limited_gate_reference(gate_up: torch.Tensor, gate: LimitedGate) -> torch.Tensor:
     """gate_up: [T, 2 * size], gates first. Returns [T, size]."""
     gates, ups = gate_up.chunk(2, dim=-1)
-    return functional.silu(gates).clamp_(max=gate.limit) * ups.clamp(-gate.limit, gate.limit)
+    silus = functional.silu(gates.clamp(max=gate.limit) if gate.before else gates)
+    return silus.clamp_(max=gate.limit) * ups.clamp(-gate.limit, gate.limit)
 
 
 def clamped_gate_reference(gate_up: torch.Tensor, clamp: ClampedGate) -> torch.Tensor:

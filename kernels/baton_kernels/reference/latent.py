@@ -85,16 +85,21 @@ def latent_prefill_reference(
     positions: torch.Tensor,
     scale: float,
     rope_dim: int,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of a sequence's queries over expanded keys and values, computed in float64.
 
     q: [T, heads, key_dim + rope_dim]. expanded: [keys, heads, key_dim + value_dim]. latents: [keys, rank + rope_dim].
-    positions: [T] int, the position of each query. Returns [T, heads, value_dim].
+    positions: [T] int, the position of each query. sinks: [heads], as AttentionVariant has them. Returns [T, heads,
+    value_dim].
     """
     key_dim = q.shape[2] - rope_dim
     shared = latents[:, None, -rope_dim:].expand(-1, q.shape[1], -1)
     keys = torch.cat([expanded[..., :key_dim], shared], dim=-1).double()
     scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * scale
     hidden = torch.arange(len(keys), device=q.device)[None, :] > positions[:, None]
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, len(q), 1)], dim=-1)
+    weights = scores.softmax(-1)[..., : len(keys)]
     return torch.einsum("hqk,khd->qhd", weights, expanded[..., key_dim:].double()).to(q.dtype)

@@ -75,9 +75,16 @@ class AttentionBackend(Protocol):
     def outputs(self, q: torch.Tensor) -> torch.Tensor:
         """Return a contiguous tensor, not initialized, for the result of `attend` for queries q."""
 
-    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, weights: torch.Tensor | None = None) -> None:
-        """q: [T, heads, head_dim], rotated. out: as from `outputs`, receives the result. weights: the layer's weights
-        that its AttentionSpec requires, always at the same address. T may exceed the number of the batch's tokens."""
+    def attend(
+        self, layer: int, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None,
+        up: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """q: [T, heads, head_dim], rotated. out: as from `outputs`, receives the result. T may exceed the number of the
+        batch's tokens.
+
+        sinks, up: the layer's weights that its AttentionSpec requires, always at the same addresses. sinks: [heads]
+        float32. up: what turns latents into keys and values, as LatentSpec has it.
+        """
 
 
 class SelectingBackend(AttentionBackend, Protocol):

@@ -135,10 +135,13 @@ class TorchSdpa:
     def outputs(self, q: torch.Tensor) -> torch.Tensor:
         return q.new_empty(*q.shape[:2], self._value_dims[q.shape[2]])
 
-    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, weights: torch.Tensor | None = None) -> None:
+    def attend(
+        self, layer: int, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None,
+        up: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
         keys, values = self._cache.layer(layer)[:2]
         spec, group = self._specs[layer], self._cache.group_of(layer)
-        sinks = None if weights is None else weights.view(keys.shape[2], -1, 1)
+        sinks = None if sinks is None else sinks.view(keys.shape[2], -1, 1)
         for index, call in enumerate(self._calls):
             read = call.keys[spec.reach]
             # [keys, kv_heads, elements of a head]. A key that no query sees may hold anything, and 0 times NaN is NaN:
@@ -182,7 +185,7 @@ class TorchSdpa:
         kv_heads, head_dim = k.shape[1:]
         k, v = (torch.unflatten(x, 0, (sequences, -1)).transpose(1, 2) for x in (k, v))
         grouped = q.reshape(sequences, kv_heads, -1, head_dim)
-        out.view(*grouped.shape[:3], -1).copy_(_attention(grouped, k, v, mask, spec, sinks))
+        out.view(*grouped.shape[:3], -1).copy_(attention(grouped, k, v, mask, spec, sinks))
 
     def _attend_chunk(
         self,
@@ -204,11 +207,11 @@ class TorchSdpa:
         k = k.transpose(0, 1).unsqueeze(1).expand(shape)
         v = v.transpose(0, 1).unsqueeze(1).expand(shape)
         # The shape of scores is [kv_heads, query heads of each, queries, keys].
-        result = _attention(grouped, k, v, mask, spec, None if sinks is None else sinks.unsqueeze(-1))
+        result = attention(grouped, k, v, mask, spec, None if sinks is None else sinks.unsqueeze(-1))
         torch.unflatten(out, 1, (kv_heads, -1)).copy_(result.permute(2, 0, 1, 3))
 
 
-def _attention(
+def attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,

@@ -112,14 +112,17 @@ class TritonIndexed(TritonLatent):
             )  # fmt: skip
             call.slots = select_slots(scores, call.lengths, call.rows, tables, index_keys.shape[1], self._most)
 
-    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, weights: torch.Tensor | None = None) -> None:
-        super().attend(layer, q, out, weights)
-        assert weights is not None
+    def attend(
+        self, layer: int, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None,
+        up: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        super().attend(layer, q, out, sinks, up)
+        assert up is not None
         # Each token is a block of its own, so that the slots are the numbers of blocks.
         spec, fixed, latents = self._spec, self._limits.deterministic, self._cache.layer(layer)[0]
         tokens = latents.view(-1, 1, 1, latents.shape[3])
         for call in self._selected:
             assert call.slots is not None
-            absorbed = absorb_queries(q[call.queries], weights, spec.rope_dim, fixed)
-            attended = latent_decode(absorbed, tokens, call.slots, call.parts, spec.scale, spec.rank, 1, None)
-            values_of(attended, weights, out[call.queries], fixed)
+            absorbed = absorb_queries(q[call.queries], up, spec.rope_dim, fixed)
+            attended = latent_decode(absorbed, tokens, call.slots, call.parts, spec.scale, spec.rank, 1, None, sinks)
+            values_of(attended, up, out[call.queries], fixed)

@@ -160,12 +160,15 @@ class TritonKeyBlocks:
     def outputs(self, q: torch.Tensor) -> torch.Tensor:
         return self._all.outputs(q)
 
-    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, weights: torch.Tensor | None = None) -> None:
+    def attend(
+        self, layer: int, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None,
+        up: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
         if layer not in self._selecting:
-            self._all.attend(layer, q, out, weights)
+            self._all.attend(layer, q, out, sinks)
             return
         if self._has_short:
-            self._short.attend(layer, q, out, weights)
+            self._short.attend(layer, q, out, sinks)
         keys, values = (plane.view(-1, 1, 1, plane.shape[3]) for plane in self._cache.layer(layer)[:2])
         for call in self._selected:
             assert call.slots is not None

@@ -147,23 +147,27 @@ class TritonLatent:
     def outputs(self, q: torch.Tensor) -> torch.Tensor:
         return q.new_empty(*q.shape[:2], self._spec.value_dim)
 
-    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, weights: torch.Tensor | None = None) -> None:
-        assert weights is not None
-        up, latents = weights, self._cache.layer(layer)[0]
+    def attend(
+        self, layer: int, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None,
+        up: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        assert up is not None
+        latents = self._cache.layer(layer)[0]
         tables, spec, fixed = self._tables[self._cache.group_of(layer)], self._spec, self._limits.deterministic
         for call in self._absorbed:
             absorbed = absorb_queries(q[call.queries], up, spec.rope_dim, fixed)
             attended = latent_decode(
-                absorbed, latents, tables, call.parts, spec.scale, spec.rank, call.tokens, call.firsts
+                absorbed, latents, tables, call.parts, spec.scale, spec.rank, call.tokens, call.firsts, sinks
             )
             values_of(attended, up, out[call.queries], fixed)
         for expansion in self._expanded:
             gathered = gather_latents(latents, tables, self._lengths, expansion.gather, expansion.keys)
-            self._attend_expanded(q, gathered, up, expansion, out)
+            self._attend_expanded(q, gathered, up, expansion, sinks, out)
 
     def _attend_expanded(
-        self, q: torch.Tensor, latents: torch.Tensor, up: torch.Tensor, call: _Expanded, out: torch.Tensor
-    ) -> None:
+        self, q: torch.Tensor, latents: torch.Tensor, up: torch.Tensor, call: _Expanded, sinks: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:  # fmt: skip
         spec, (heads, outputs, rank) = self._spec, up.shape
         most = _EXPANDED_BYTES // (call.keys * outputs * up.element_size())
         rounds = -(-heads // min(max(most, 1), heads))
@@ -175,5 +179,5 @@ class TritonLatent:
             torch.mm(latents[:, :rank], up[first : first + count].view(-1, rank).t(), out=there)
             latent_prefill(
                 q, there.view(call.keys, count, outputs), latents, self._lengths, self._starts, call.key_starts,
-                call.tiles, spec.scale, rank, first, out, self._queries,
+                call.tiles, spec.scale, rank, first, out, self._queries, sinks,
             )  # fmt: skip

@@ -124,13 +124,16 @@ class TritonPaged:
     def outputs(self, q: torch.Tensor) -> torch.Tensor:
         return q.new_empty(*q.shape[:2], self._value_dims[q.shape[2]])
 
-    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, weights: torch.Tensor | None = None) -> None:
+    def attend(
+        self, layer: int, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None,
+        up: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
         keys, values = self._cache.layer(layer)[:2]
         group = self._cache.group_of(layer)
         variant, n = self._variants[layer], self._decodes
-        if variant.sinks is not weights:
+        if variant.sinks is not sinks:
             # A layer passes the same tensor in each step.
-            variant = self._variants[layer] = dataclasses.replace(variant, sinks=weights)
+            variant = self._variants[layer] = dataclasses.replace(variant, sinks=sinks)
         scales = None if self._cache.scales is None else self._cache.scales[layer]
         if n:
             decode_attention(q[:n], keys, values, self.tables[group], variant, self._parts, out[:n], scales=scales)

@@ -127,4 +127,4 @@ class LatentAttention:
         )  # fmt: skip
         if self._scales is not None:
             q.mul_(self._scales[ctx.positions].view(-1, 1, 1))
-        return ctx.attend(self._layer, q, self._up)
+        return ctx.attend(self._layer, q, self._sinks, up=self._up)

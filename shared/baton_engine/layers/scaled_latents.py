@@ -105,7 +105,8 @@ class ScaledLatentAttention:
             q, kv, self._norm.weight, self._norm.eps, self._rotary, True, ctx.positions, slots, latents, self._heads,
             ctx.queries(len(q), self._heads, q.shape[1] // self._heads),
         )  # fmt: skip
-        return self._output(ctx.attend(self._layer, self._factors(q, ctx), self._up, self._reads).flatten(1))
+        attended = ctx.attend(self._layer, self._factors(q, ctx), up=self._up, reads=self._reads)
+        return self._output(attended.flatten(1))
 
     def _projected(self, down: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return queries and latents before the latents' norm and the rotation. Elements that a layer does not have
