@@ -111,6 +111,7 @@ _CLASSES = {
     "afmoe": ("AfmoeConfig", "AfmoeForCausalLM"),
     "beam": ("BeamConfig", "BeamForCausalLM"),
     "hy_v3": ("HYV3Config", "HYV3ForCausalLM"),
+    "hy_v4": ("HYV4Config", "HYV4ForCausalLM"),
     "axk1": ("AXK1Config", "AXK1ForCausalLM"),
     "axk2": ("AXK2Config", "AXK2ForCausalLM"),
     "granite_swa": ("GraniteSWAConfig", "GraniteSWAForCausalLM"),
@@ -632,20 +633,22 @@ def make_model(
     if kind == "exaone_moe":
         fields |= {"moe_intermediate_size": 40, "num_hidden_layers": 4, "sliding_window": 19}
     if kind in ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "youtu", "axk1",
-                "axk2", "mistral4", "mistral_large4_text", "minicpm3"):  # fmt: skip
+                "axk2", "mistral4", "mistral_large4_text", "hy_v4", "minicpm3"):  # fmt: skip
         fields |= {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8}
         fields["v_head_dim"] = 12
         fields.pop("num_key_value_heads")
     if kind in ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "axk1", "axk2",
-                "mistral4", "mistral_large4_text"):  # fmt: skip
+                "mistral4", "mistral_large4_text", "hy_v4"):  # fmt: skip
         fields |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
         fields |= {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_hidden_layers": 3}
     if kind in ("glm4_moe_lite", "youtu", "axk1", "axk2", "mistral4", "minicpm3", "deepseek_v32", "glm_moe_dsa",
-                "mistral_large4_text"):  # fmt: skip
+                "mistral_large4_text", "hy_v4"):  # fmt: skip
         fields["num_key_value_heads"] = 4
-    if kind in ("deepseek_v32", "glm_moe_dsa", "axk2", "mistral_large4_text"):
+    if kind in ("deepseek_v32", "glm_moe_dsa", "axk2", "mistral_large4_text", "hy_v4"):
         # With few heads, many keys would have a score of 0, and transformers orders such keys in no way of its own.
         fields |= {"index_topk": 21, "index_n_heads": 16, "index_head_dim": 12}
+    if kind == "hy_v4":
+        fields["pad_token_id"] = None
     if kind == "mistral_large4_text":
         fields |= {"num_hidden_layers": 4, "no_rope_layer_interval": 2}
         fields.pop("q_lora_rank")
@@ -713,7 +716,7 @@ def make_model(
         for name, parameter in (*model.named_parameters(), *corrections):
             if name.endswith("bias"):
                 parameter.normal_(std=INITIALIZER_RANGE)
-            elif name.endswith(("sinks", "alpha_p", "alpha_n", "rotary_emb.alpha")):
+            elif name.endswith(("sinks", "alpha_p", "alpha_n", "rotary_emb.alpha", "hc.base", "hc_base")):
                 parameter.normal_()
             elif name.endswith(("self_attn.A", "z_L_init")):
                 parameter.normal_(std=INITIALIZER_RANGE)

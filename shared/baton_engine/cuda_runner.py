@@ -85,7 +85,7 @@ class CudaRunner(Runner):
         rows = max(config.max_num_seqs, min(config.max_num_batched_tokens, SIZES[-1]))
         self._graph_input = None
         if not stage.is_first:
-            self._graph_input = torch.zeros(rows, model.hidden_size, dtype=self.dtype, device=self.device)
+            self._graph_input = torch.zeros(rows, model.stream_size, dtype=self.dtype, device=self.device)
         # Decode graphs cut long sequences into parts that depend on the batch, which --deterministic rules out.
         if isinstance(self._backend, GraphBackend) and not config.enforce_eager and not config.deterministic:
             self._decode_graphs = self._make_decode_graphs(self._backend)
@@ -208,7 +208,7 @@ class CudaRunner(Runner):
                 most_mixed = min(most_mixed, int(fitting))
             self._prompt_graphs = PromptGraphs(
                 self._model, self.cache, self._backend, self._table, recorder, max(self._token_graphs.sizes, default=0),
-                most_mixed, self.model.hidden_size, self._input_rows, self._progress, self._graph_input,
+                most_mixed, self.model.hidden_size if self._stage.is_last else self.model.stream_size, self._input_rows, self._progress, self._graph_input,
             )  # fmt: skip
 
     @torch.inference_mode()

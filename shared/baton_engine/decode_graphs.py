@@ -65,7 +65,7 @@ class DecodeGraphs:
         recent_tokens: int,
     ) -> None:
         """received: the hidden states with which a pass begins instead of the embedding, [at least the most sequences,
-        hidden]; None = the embedding. recent_tokens: as in ModelConfig."""
+        stream size]; None = the embedding. recent_tokens: as in ModelConfig."""
         self._received, self._recent_tokens = received, recent_tokens
         self._model, self._cache, self._backend = model, cache, backend
         self._block_size = block_size

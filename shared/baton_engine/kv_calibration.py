@@ -66,7 +66,7 @@ def largest_kv(
         inputs = to_device(np.stack([np.array(prompt), positions, *slots]), device)
         received = None
         if not stage.is_first:
-            received = torch.empty(count, config.hidden_size, dtype=model.dtype, device=device)
+            received = torch.empty(count, config.stream_size, dtype=model.dtype, device=device)
             stage.receive(received)
         hidden = model(Context(Tokens(inputs[0], inputs[1], inputs[2:]), cache, attention, received=received))
         if not stage.is_last:

@@ -82,6 +82,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.max_position_embeddings
 
     @property
+    def stream_size(self) -> int:
+        """The elements that a layer passes on for a token, and that a stage of a pipeline sends."""
+        return self.hidden_size
+
+    @property
     def layer_weights(self) -> int:
         """The number of elements in the weight matrices of one layer that a token is multiplied with."""
         return self.attention_weights + 3 * self.hidden_size * self.intermediate_size

@@ -311,7 +311,7 @@ class Runner:
         """Return the hidden states that the previous stage has computed for a step; None = there is none."""
         if self._stage.is_first:
             return None
-        shape = len(tokens.positions), self.model.hidden_size
+        shape = len(tokens.positions), self.model.stream_size
         received = torch.empty(shape, dtype=self.dtype, device=self.device)
         self._stage.receive(received)
         return received

@@ -1,6 +1,7 @@
 """The source of the tensors that layers are built from, and the methods that read weights from it."""
 
 from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -128,16 +129,27 @@ class Source:
 
     def at(self, name: str) -> "Source":
         """Return the source of the tensors whose names continue with `name` and a dot."""
-        prefix = f"{self._prefix}{name}."
-        return Source(self._weights, self.ops, self._policy, prefix, self.ranks, self._expert_parallel, self.stage)
+        source = copy(self)
+        source._prefix = f"{self._prefix}{name}."
+        return source
 
     def reading(self, weights: Tensors) -> "Source":
         """Return a source with the same prefix that reads from other tensors."""
-        return Source(weights, self.ops, self._policy, self._prefix, self.ranks, self._expert_parallel, self.stage)
+        source = copy(self)
+        source._weights, source.dtype, source.device = weights, weights.dtype, weights.device
+        return source
 
     def whole(self) -> "Source":
         """Return a source of what each rank computes as a whole."""
-        return Source(self._weights, self.ops, self._policy, self._prefix, ALONE, False, self.stage)
+        source = copy(self)
+        source.ranks, source._expert_parallel = ALONE, False
+        return source
+
+    def in_dtype(self, dtype: torch.dtype) -> "Source":
+        """Return a source of what is computed in another dtype than the rest of the model."""
+        source = copy(self)
+        source.dtype = dtype
+        return source
 
     def own_experts(self, experts: int) -> range:
         """Return the experts of which this rank has all or a part. experts: their number in a layer."""

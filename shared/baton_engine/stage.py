@@ -34,11 +34,11 @@ class Stage:
         return range(first, first + each + (self.number < more))
 
     def receive(self, hidden: torch.Tensor) -> None:
-        """Fill hidden [T, hidden] with what the previous stage has computed for the same step."""
+        """Fill hidden [T, stream size] with what the previous stage has computed for the same step."""
         raise RuntimeError("no stage is before this one")
 
     def send(self, hidden: torch.Tensor) -> None:
-        """Send hidden [T, hidden] to the next stage. The caller must not change it afterwards."""
+        """Send hidden [T, stream size] to the next stage. The caller must not change it afterwards."""
         raise RuntimeError("no stage is after this one")
 
     def join(self, values: torch.Tensor) -> torch.Tensor:

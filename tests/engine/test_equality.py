@@ -838,6 +838,25 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "hy3": ("hy_v3", {"attention_bias": True, "num_shared_experts": 2}),
+    "hy4-low-limit": ("hy_v4", {"swiglu_limit": 0.3, "hc_mult": 3, "index_head_dim": 8, "attention_bias": True}),
+    "hy4-shared-selections": (
+        "hy_v4",
+        {
+            "num_hidden_layers": 4,
+            "indexer_types": ["full", "shared", "full", "shared"],
+            "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+            "hc_magnitude": 1.5,
+            "hc_eps": 0.1,
+            "rms_norm_eps": 0.1,
+            "n_shared_experts": 2,
+            "n_group": 2,
+            "rope": "yarn of DeepSeek",
+        },
+    ),
+    "hy4-all-selected-tied": (
+        "hy_v4",
+        {"index_topk": 600, "norm_topk_prob": False, "tie_word_embeddings": True, "num_attention_heads": 2},
+    ),
     "axk1": ("axk1", {"rope": "yarn of DeepSeek", "n_group": 2, "topk_group": 1, "attention_bias": True}),
     "axk2": ("axk2", {"rope": "yarn of DeepSeek", "attention_bias": True, "gated_norm_rank": 6}),
     "axk2-groups-gelu": (

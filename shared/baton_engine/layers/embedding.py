@@ -194,6 +194,13 @@ def head(source: Source, embedding: Embedding, tied: bool, name: str = "lm_head"
     return Head(linear, vocab_size, source.ranks, source.dtype)
 
 
+def float32_head(source: Source, embedding: Embedding, name: str = "lm_head") -> Head:
+    """Return the layer that has weights of its own, as `head` does. It computes in float32."""
+    made = head(source.in_dtype(torch.float32), embedding, False, name)
+    made.begin_with(lambda hidden: hidden.float())
+    return made
+
+
 def unit_head(source: Source, embedding: Embedding, name: str = "lm_head") -> Head:
     """As `head` does for one that is not tied, but the weights of each token are scaled to length 1."""
     vocab_size, hidden_size = embedding.shape

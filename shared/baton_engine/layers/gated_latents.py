@@ -58,15 +58,32 @@ class GatedLatentAttention(LatentAttention):
 class HeadGatedLatents(LatentAttention):
     """Latent attention with one gate for each head's result (Ling Team, Ling 3.0, 2026).
 
-    The arguments are those of LatentAttention.
+    The arguments are those of LatentAttention. gates: the name of the projection that makes them.
     """
+
+    gates = "g_proj"
 
     def __init__(self, source: Source, layer: int, spec: LatentSpec, *, hidden: int, heads: int, **how: Any) -> None:
         super().__init__(source, layer, spec, hidden=hidden, heads=heads, **how)
-        self._gates = Linear(source, ["g_proj"], [heads], hidden, shard=Heads(source.ranks, 1))
+        each = self.gates_of_head(spec)
+        self._gates = Linear(source, [self.gates], [heads * each], hidden, shard=Heads(source.ranks, each))
         # The two projections may be stored in formats that take different forms of the inputs.
         self.inputs = NUMBERS
 
+    def gates_of_head(self, spec: LatentSpec) -> int:
+        """Return how many gates a head has: one for each equal part of its result."""
+        return 1
+
     def __call__(self, x: InputRows, ctx: Context) -> torch.Tensor:
         attended, gates = self.attend(x, *self._queries(x), ctx), self._gates(x).float().sigmoid()
-        return self._output((attended * gates.to(attended.dtype)[:, :, None]).flatten(1))
+        gates = gates.to(attended.dtype).view(len(gates), attended.shape[1], -1)
+        return self._output((attended * gates).flatten(1))
+
+
+class ElementGatedLatents(HeadGatedLatents):
+    """Latent attention with a gate for each element of a head's result (Tencent, Hy4, 2026)."""
+
+    gates = "linear_gate"
+
+    def gates_of_head(self, spec: LatentSpec) -> int:
+        return spec.value_dim

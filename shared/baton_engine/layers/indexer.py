@@ -9,7 +9,7 @@ from baton_engine.source import Source
 
 from .linear import Linear
 
-_EPS = 1e-6  # of the norm of index keys; configs do not set it
+_EPS = 1e-6  # of the norm of index keys, unless a family has another
 
 
 class Indexer:
@@ -17,7 +17,8 @@ class Indexer:
 
     source: of the tensors in `indexer`. hidden: elements of a hidden state. low_rank: elements of the vectors from
     which the queries are computed. rotary: as rotary_tables returns them for rope_dim. interleaved: as in
-    LatentAttention, for the indexer alone.
+    LatentAttention, for the indexer alone. eps: of the norm of index keys. rotates_end: the elements that are rotated
+    end queries and keys in the checkpoint; otherwise they begin them.
     """
 
     def __init__(
@@ -30,14 +31,23 @@ class Indexer:
         low_rank: int,
         rotary: tuple[torch.Tensor, torch.Tensor],
         interleaved: bool,
+        eps: float = _EPS,
+        rotates_end: bool = False,
     ) -> None:
         heads, dim = spec.index_heads, spec.index_dim
-        self._layer, self._heads, self._ops = layer, heads, source.ops
+        self._layer, self._heads, self._ops, self._eps = layer, heads, source.ops, eps
         self._rotary, self._interleaved = rotary, interleaved
-        self._queries = Linear(source, ["wq_b"], [heads * dim], low_rank, sensitive=True)
-        self._keys = Linear(source, ["wk"], [dim], hidden, sensitive=True)
         norm = source.at("k_norm")
-        self._norm = norm.take("weight", (dim,)), norm.take("bias", (dim,))
+        weight, bias = (norm.take(name, (dim,), dtype=torch.float32) for name in ("weight", "bias"))
+        order = by_head = None
+        if rotates_end:
+            # Scores do not depend on the order of the elements, and the kernel rotates the first ones.
+            order = [*range(dim - spec.rope_dim, dim), *range(dim - spec.rope_dim)]
+            by_head = [head * dim + element for head in range(heads) for element in order]
+            weight, bias = weight[order], bias[order]
+        self._queries = Linear(source, ["wq_b"], [heads * dim], low_rank, order=by_head, sensitive=True)
+        self._keys = Linear(source, ["wk"], [dim], hidden, order=order, sensitive=True)
+        self._norm = weight, bias
         # The products of each head are scaled by dim ** -0.5, and their sum by heads ** -0.5. The weights can contain
         # both factors, because relu commutes with factors above 0.
         factor = (heads * dim) ** -0.5
@@ -53,6 +63,6 @@ class Indexer:
         of __call__."""
         slots, _, index_keys = ctx.cache(self._layer)
         return self._ops.index_rope_and_cache(
-            self._queries(query_inputs), self._keys(x), *self._norm, _EPS, self._rotary, self._interleaved,
+            self._queries(query_inputs), self._keys(x), *self._norm, self._eps, self._rotary, self._interleaved,
             ctx.positions, slots, index_keys, self._heads,
         )  # fmt: skip

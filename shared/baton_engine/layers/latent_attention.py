@@ -66,7 +66,10 @@ class LatentAttention:
     the factor of the latents after their norm. Both ways of latent attention share one copy of the weights that turn
     latents into keys and values. indexer: selects the tokens that this layer and later ones attend to; None = the layer
     attends to all tokens, or to those that an earlier layer has selected. output: the name of the last projection.
+    sinks: the name of the sinks, if the spec has them.
     """
+
+    sinks = "learnable_sink_param"
 
     def __init__(
         self,
@@ -87,6 +90,7 @@ class LatentAttention:
     ) -> None:
         own = head_part(heads, source.ranks)
         self._layer, self._heads, self._spec, self._ops = layer, own.stop - own.start, spec, source.ops
+        self._sinks = source.take(self.sinks, (heads,), (own,), torch.float32) if spec.sinks else None
         self._rotary, self._interleaved, self._scales = rotary, interleaved, scales
         self._indexer = indexer
         self._queries = self.make_queries(source, spec, hidden, heads, low_rank, indexer is not None, bias)

@@ -38,7 +38,7 @@ class DeepseekExpertsLayer(LlamaLayer):
         experts, size = ExpertMlp(router, held, source.ranks), config.shared_size
         if not size:
             return experts
-        mlp = shared_expert(source.at(self.shared), size, hidden, config.activation, config.mlp_bias)
+        mlp = shared_expert(source.at(self.shared), size, hidden, config.activation, config.mlp_bias, self.gates)
         return WithSharedExpert(experts, mlp, source.ranks)
 
     def load_experts(self, config: SparseConfig, source: Source) -> ExpertsMethod:

@@ -21,9 +21,12 @@ from .sparse_config import SparseConfig, read_dense_layers, read_experts_per_tok
 NAMES = ExpertNames(gate="gate_proj", up="up_proj", down="down_proj")
 
 
-def shared_expert(source: Source, size: int, hidden: int, activation: str, bias: bool = False) -> GatedMlp:
-    """Return the expert that all tokens use, as far as this rank computes it."""
-    gate_up = Linear(source, ["gate_proj", "up_proj"], [size, size], hidden, bias=bias, shard=Columns(source.ranks))
+def shared_expert(
+    source: Source, size: int, hidden: int, activation: str, bias: bool = False,
+    gates: tuple[str, str] = ("gate_proj", "up_proj"),
+) -> GatedMlp:  # fmt: skip
+    """Return the expert that all tokens use, as far as this rank computes it. gates: as in LlamaLayer."""
+    gate_up = Linear(source, [*gates], [size, size], hidden, bias=bias, shard=Columns(source.ranks))
     down = Linear(source, ["down_proj"], [hidden], size, bias=bias, shard=Rows(source.ranks, joins=False))
     return GatedMlp(gate_up, down, activation)
 

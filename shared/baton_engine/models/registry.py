@@ -117,6 +117,7 @@ MODELS = {
     "MiniCPM3ForCausalLM": ("minicpm3", "MiniCpm3"),
     "Mistral4ForCausalLM": ("mistral4", "Mistral4"),
     "HYV3ForCausalLM": ("hy_v3", "HyV3"),
+    "HYV4ForCausalLM": ("hy_v4", "HyV4"),
     "AXK1ForCausalLM": ("axk1", "AxK1"),
     "AXK2ForCausalLM": ("axk2", "AxK2"),
     "GraniteSWAForCausalLM": ("granite_swa", "GraniteSwa"),
