@@ -230,6 +230,7 @@ def latent_prefill(
         first_head, row_width,
         HEADS=q.shape[1], KEY=key, BLOCK_KEY=blocks[0], VALUE=value, BLOCK_VALUE=blocks[1],
         RANK=rank, ROPE=rope, BLOCK_ROPE=blocks[2], QUERIES=block_queries, KEYS=block_keys, WHOLE=whole,
-        SINKS=sinks is not None, num_warps=num_warps, num_stages=num_stages if small else 1, **overlap_options(q.device),
+        SINKS=sinks is not None, num_warps=num_warps, num_stages=num_stages if small else 1,
+        **overlap_options(q.device),
     )  # fmt: skip
     return out

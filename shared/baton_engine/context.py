@@ -48,8 +48,8 @@ class Context:
         decodes_only: bool = False,
     ) -> None:
         """The backend must be prepared for these tokens. written: called with the number of each layer once the
-        kernels that write its KV have been launched. received: what the previous stage passes on, [T, stream size]; None
-        = the pass begins with the embedding. decodes_only: no sequence has more than one token."""
+        kernels that write its KV have been launched. received: what the previous stage passes on, [T, stream size];
+        None = the pass begins with the embedding. decodes_only: no sequence has more than one token."""
         self.ids, self.positions = tokens.ids, tokens.positions
         self._slots, self._cache = tokens.slots, cache
         self._backend = backend

@@ -206,9 +206,10 @@ class CudaRunner(Runner):
             if budget.forward:
                 fitting = _SHARE_OF_PROMPTS * budget.graphs / budget.forward * config.max_num_batched_tokens
                 most_mixed = min(most_mixed, int(fitting))
+            size = self.model.hidden_size if self._stage.is_last else self.model.stream_size
             self._prompt_graphs = PromptGraphs(
                 self._model, self.cache, self._backend, self._table, recorder, max(self._token_graphs.sizes, default=0),
-                most_mixed, self.model.hidden_size if self._stage.is_last else self.model.stream_size, self._input_rows, self._progress, self._graph_input,
+                most_mixed, size, self._input_rows, self._progress, self._graph_input,
             )  # fmt: skip
 
     @torch.inference_mode()

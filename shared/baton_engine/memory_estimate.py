@@ -106,6 +106,7 @@ def _step_bytes(model: ModelConfig, config: EngineConfig, dtype: torch.dtype) ->
     inner = (model.layer_weights - model.attention_weights) // (3 * hidden)
     # Gates, ups and their products, or else queries, keys, values and what attention returns; and beside them the
     # residual, a norm of it and the output of the layer.
-    widest = max(3 * inner, 2 * (heads + kv_heads) * max(*model.head_dims, model.value_dim)) + 4 * hidden
+    widest = max(3 * inner, 2 * (heads + kv_heads) * max(*model.head_dims, model.value_dim))
+    widest += 3 * hidden + model.stream_size
     logits = config.max_num_seqs * model.vocab_size * torch.float32.itemsize
     return config.max_num_batched_tokens * widest * dtype.itemsize, _LOGITS_COPIES * logits

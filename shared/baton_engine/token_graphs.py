@@ -105,8 +105,8 @@ class TokenGraphs:
 
     resolve: replaces the placeholders of tokens that only the device knows. query_shapes: as in ModelConfig. ranks:
     either all of them replay a graph or none does. input_rows: of the tensor with Tokens. received: the hidden states
-    with which passes begin instead of the embedding, [at least the most tokens, stream size]; the caller fills it before
-    each pass. None = the embedding.
+    with which passes begin instead of the embedding, [at least the most tokens, stream size]; the caller fills it
+    before each pass. None = the embedding.
     """
 
     def __init__(

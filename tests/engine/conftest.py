@@ -54,6 +54,12 @@ def indexed(tiny_model: MakeModel) -> Path:
 
 
 @pytest.fixture(scope="session")
+def selecting_with_sinks(tiny_model: MakeModel) -> Path:
+    """As `indexed`, with sinks and several residual streams."""
+    return tiny_model("hy_v4", num_hidden_layers=4, indexer_types=["full", "shared"] * 2)
+
+
+@pytest.fixture(scope="session")
 def shared_latents(tiny_model: MakeModel) -> Path:
     """As `indexed`, with layers that read the latents of earlier ones, half of which do not rotate."""
     return tiny_model(

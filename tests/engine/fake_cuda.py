@@ -235,8 +235,9 @@ def latent_prefill(
         rows, length = slice(int(starts[at]), int(starts[at + 1])), int(lengths[at])
         mine = slice(int(key_starts[at]), int(key_starts[at]) + length)
         positions = torch.arange(length - (rows.stop - rows.start), length)
+        own = None if sinks is None else sinks[heads]
         out[rows, heads] = latent_prefill_reference(
-            q[rows, heads], expanded[mine], latents[mine], positions, scale, rope, None if sinks is None else sinks[heads]
+            q[rows, heads], expanded[mine], latents[mine], positions, scale, rope, own
         )  # fmt: skip
 
 

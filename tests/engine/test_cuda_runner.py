@@ -108,6 +108,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "falcon_mamba",
         "flint",
         "hrm_text",
+        "hy_v4",
         "jamba",
         "jetmoe",
         "kimi_linear",

@@ -838,7 +838,16 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "hy3": ("hy_v3", {"attention_bias": True, "num_shared_experts": 2}),
-    "hy4-low-limit": ("hy_v4", {"swiglu_limit": 0.3, "hc_mult": 3, "index_head_dim": 8, "attention_bias": True}),
+    "hy4-low-limit": (
+        "hy_v4",
+        {
+            "swiglu_limit": 0.3,
+            "hc_mult": 3,
+            "index_head_dim": 8,
+            "attention_bias": True,
+            "indexer_types": ["full", "shared", "full"],
+        },
+    ),
     "hy4-shared-selections": (
         "hy_v4",
         {

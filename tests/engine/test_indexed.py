@@ -22,7 +22,10 @@ from .harness import assert_idle, generate, make_engine, make_prompt, make_reque
 from .pools import MakeEngine
 
 
-@pytest.mark.parametrize(("model", "deterministic"), [("indexed", False), ("indexed", True), ("shared_latents", False)])
+@pytest.mark.parametrize(
+    ("model", "deterministic"),
+    [("indexed", False), ("indexed", True), ("shared_latents", False), ("selecting_with_sinks", False)],
+)
 def test_kernels_give_the_tokens_of_the_reference(
     request: pytest.FixtureRequest, model: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

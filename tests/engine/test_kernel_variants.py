@@ -46,6 +46,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"max_num_batched_tokens": 290},
     ),
     "selected tokens without rotation": ("mistral_large4", {}, {"max_num_batched_tokens": 290}),
+    "selected tokens with sinks": ("hy_v4", {"index_topk": 100}, {"max_num_batched_tokens": 290}),
     "few latents": ("deepseek_v3", {}, {}),
     "KV in FP8": ("llama", {}, {"kv_cache_dtype": "fp8"}),
     "KV in FP8, shared": ("gemma3n", {}, {"kv_cache_dtype": "fp8"}),

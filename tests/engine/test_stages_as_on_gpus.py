@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import deque
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -122,10 +122,11 @@ def make_stages(config: EngineConfig, model: ModelConfig, device: str, progress:
         ("llama", {"num_hidden_layers": 4}, True),
         ("gpt2", {"n_layer": 3}, False),
         ("gemma3", {}, False),
+        ("hy_v4", {"indexer_types": ["full"] * 3}, False),
     ],
 )
 def test_tokens_are_those_of_transformers(
-    tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch, family: str, layers: dict[str, int], eager: bool
+    tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch, family: str, layers: dict[str, Any], eager: bool
 ) -> None:
     folder = tiny_model(family, **layers)
     settings = {"max_num_batched_tokens": 40, "max_num_seqs": 4, "enforce_eager": eager}

@@ -81,4 +81,4 @@ class HyperConnection:
 
 def _sum(gates: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
     """gates: [T, streams]. streams: [T, streams * hidden]. Returns [T, hidden]. All are float32."""
-    return torch.bmm(gates[:, None], streams.unflatten(1, (gates.shape[1], -1)))[:, 0]
+    return torch.bmm(gates[:, None], streams.view(*gates.shape, -1))[:, 0]
