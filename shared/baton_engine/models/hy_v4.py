@@ -149,8 +149,9 @@ class HyV4(Decoder):
         limit = file.number("swiglu_limit", 10.0)
         if not limit > 0:
             raise ConfigError(f"swiglu_limit in config.json is {limit}; it must be above 0")
-        # In the authors' engines the two elements of each rotated pair are side by side, in transformers never.
-        interleaved = file.flag("rope_interleave", False)
+        # In the authors' engines the two elements of each rotated pair are side by side, and in transformers they never
+        # are. Only the authors' own configs say that attention has gates.
+        interleaved = file.flag("rope_interleave", "gated_mla" in file.fields)
         config = read_indexed_config(
             file, _DEFAULTS, index_heads=16, index_interleaved=interleaved, selecting=selecting_layers(file),
             interleaved=interleaved,
