@@ -246,6 +246,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "afmoe": {**MANY_EXPERTS, "sliding_window": 96, "route_scale": 2.5},
     "hy_v3": MANY_EXPERTS,
+    "hy_v4": {**LATENT, **INDEXED, "q_lora_rank": 384, "n_routed_experts": 32},
     "kolibri1": {**MANY_EXPERTS, **EXPERTS, "num_experts_per_tok": 6, "sliding_window": 96},
     "laguna": {
         **MANY_EXPERTS,

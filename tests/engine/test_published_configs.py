@@ -12,6 +12,7 @@ from transformers.models.beam import modeling_beam
 
 from baton_engine.config import ConfigError
 from baton_engine.kv_dtype import choose_kv_dtype
+from baton_engine.layers.hyper_connections import Mixing
 from baton_engine.layers.rope import Rope, inverse_frequencies
 from baton_engine.models.afmoe import AfmoeConfig
 from baton_engine.models.axk2 import AxK2Config
@@ -31,6 +32,7 @@ from baton_engine.models.gemma3n import Gemma3nConfig
 from baton_engine.models.gemma4_config import Gemma4Config
 from baton_engine.models.granite import GraniteConfig, Multipliers
 from baton_engine.models.hrm_text import HrmTextConfig
+from baton_engine.models.hy_v4 import HyV4Config
 from baton_engine.models.hyperclovax import HyperClovaXConfig
 from baton_engine.models.jais import JaisConfig
 from baton_engine.models.jamba import JambaConfig, JambaMoeConfig
@@ -754,6 +756,65 @@ def test_kimi_linear_and_ling_3() -> None:
     assert (ling.routing.groups, ling.routing.used_groups, ling.num_experts) == (4, 4, 64)
     with pytest.raises(ConfigError, match=r"kda_lower_bound in config.json is 0.0; it must be less than 0"):
         parse("BailingHybridForCausalLM", num_hidden_layers=12, n_group=4, num_experts=64, kda_lower_bound=0)
+
+
+def test_hy4() -> None:
+    fields: dict[str, Any] = {
+        "attention_bias": False, "enable_ihc": True, "enable_lm_head_fp32": True, "first_k_dense_replace": 1,
+        "gated_mla": True, "gating_type": "elementwise", "hc_eps": 1e-06, "hc_magnitude": 2.0, "hc_mult": 4,
+        "hidden_act": "silu", "hidden_size": 6144, "index_head_dim": 128, "index_n_heads": 32, "index_topk": 2048,
+        "indexer_types": ["full", *(["full", "shared", "shared", "shared"] * 20)[:77]], "intermediate_size": 18432,
+        "kv_lora_rank": 512, "layer_types": ["deepseek_sparse_attention"] * 78, "learnable_sink": True,
+        "learnable_sink_init": 0.0, "max_position_embeddings": 1048576, "mlp_layer_types": ["dense", *["sparse"] * 77],
+        "moe_intermediate_size": 2048, "n_group": 1, "n_routed_experts": 256, "n_shared_experts": 1,
+        "norm_topk_prob": True, "num_attention_heads": 64, "num_experts_per_tok": 8, "num_hidden_layers": 78,
+        "num_key_value_heads": 64, "num_nextn_predict_layers": 1, "q_lora_rank": 2048, "qk_head_dim": 256,
+        "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05,
+        "rope_parameters": {"rope_theta": 10000000.0, "rope_type": "default"}, "routed_scaling_factor": 2.827,
+        "scoring_func": "sigmoid", "swiglu_limit": 10.0, "topk_group": 1, "topk_method": "noaux_tc", "v_head_dim": 256,
+        "vocab_size": 120832,
+    }  # fmt: skip
+    config = parse("HYV4ForCausalLM", **fields)
+    assert isinstance(config, HyV4Config)
+    # Its authors count 770 billion parameters, without the layer that predicts further tokens.
+    total = config.num_layers * config.layer_weights_read(1e6) + 2 * config.vocab_size * config.hidden_size
+    assert total == pytest.approx(770e9, rel=0.01)
+    assert (config.mixing, config.stream_size, config.limit) == (Mixing(4, 1e-5, 1e-6, 2.0), 24576, 10.0)
+    assert (config.latent.selected, config.latent.index_heads, config.latent.sinks) == (2048, 32, True)
+    assert config.selecting == {0, *range(1, 78, 4)}
+    assert config.interleaved
+    assert config.index_interleaved
+    assert config.kv_layout("bfloat16").layer_bytes == 1152 + 256
+    # A field that is absent has the default of transformers.
+    ours, theirs = parse("HYV4ForCausalLM", **dict.fromkeys(SIZES)), transformers.HYV4Config()
+    assert isinstance(ours, HyV4Config)
+    assert (ours.vocab_size, ours.hidden_size, ours.num_layers, ours.num_heads) == (120832, 2816, 34, 32)
+    assert [layer in ours.selecting for layer in range(34)] == [kind == "full" for kind in theirs.indexer_types]
+    assert [layer in ours.dense_layers for layer in range(34)] == [kind == "dense" for kind in theirs.mlp_layer_types]
+    assert (ours.low_rank, ours.latent.key_dim, ours.latent.value_dim) == (1536, 192, 256)
+    assert (ours.latent.index_heads, ours.latent.index_dim, ours.interleaved) == (16, 128, False)
+    assert (ours.routing.scale, ours.routing.normalize, ours.routing.count) == (2.827, True, 8)
+    assert (ours.mixing, ours.limit) == (config.mixing, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("swiglu_limit", 0, "swiglu_limit in config.json is 0.0; it must be above 0"),
+        ("gating_type", "headwise", "gating_type 'headwise' in config.json is not served for HYV4ForCausalLM"),
+        ("gated_mla", False, "gated_mla False in config.json is not served"),
+        ("learnable_sink", False, "learnable_sink False in config.json is not served"),
+        ("enable_ihc", False, "enable_ihc False in config.json is not served"),
+        ("enable_lm_head_fp32", False, "enable_lm_head_fp32 False in config.json is not served"),
+        ("hidden_act", "gelu", "hidden_act in config.json is 'gelu'; it must be one of silu, swish"),
+        ("layer_types", ["full_attention"] * 8, "layer_types in config.json is"),
+        ("indexer_types", ["shared"] * 8, "the first layer in config.json has no indexer"),
+        ("hc_mult", 0, "hc_mult in config.json is 0; it must be an integer of at least 1"),
+    ],
+)
+def test_what_hy4_is_refused_with(field: str, value: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse("HYV4ForCausalLM", **{field: value})
 
 
 def test_minimax() -> None:
