@@ -55,7 +55,8 @@ def test_kernels_give_the_tokens_of_the_reference(
 
 
 @pytest.mark.parametrize(
-    ("model", "prefill_block", "decode_block"), [("indexed", 16, 16), ("indexed", 24, 10), ("shared_latents", 16, 10)]
+    ("model", "prefill_block", "decode_block"),
+    [("indexed", 16, 16), ("indexed", 24, 10), ("shared_latents", 16, 10), ("selecting_with_sinks", 24, 10)],
 )
 def test_index_keys_are_handed_over(
     request: pytest.FixtureRequest, model: str, prefill_block: int, decode_block: int

@@ -6,7 +6,6 @@ The streams of a token lie one after another in a row, [T, streams * hidden]. Al
 from typing import NamedTuple
 
 import torch
-from torch.nn import functional
 
 from baton_engine.source import Source
 
@@ -29,16 +28,19 @@ class StreamGates:
     """
 
     def __init__(self, source: Source, prefix: str, hidden: int, mixing: Mixing, kinds: int) -> None:
-        self._eps = mixing.eps
-        count, wide = kinds * mixing.streams, torch.float32
-        self._weight = source.take(f"{prefix}fn", (count, mixing.streams * hidden), dtype=wide)
+        self._ops, self._eps = source.ops, mixing.eps
+        count, size, wide = kinds * mixing.streams, mixing.streams * hidden, torch.float32
+        self._weight = source.take(f"{prefix}fn", (count, size), dtype=wide)
+        # With --deterministic a row of a product does not depend on the other rows, which torch does not promise of a
+        # mean. So the mean of the squares is a product, too.
+        self._mean = torch.full((1, size), 1 / size, dtype=wide, device=source.device)
         self._base = source.take(f"{prefix}base", (count,), dtype=wide)
         self._scales = source.take(f"{prefix}scale", (kinds,), dtype=wide).repeat_interleave(mixing.streams)
 
     def __call__(self, streams: torch.Tensor) -> torch.Tensor:
         """streams: [T, streams * hidden] float32. Returns [T, kinds * streams] float32."""
-        scale = torch.rsqrt(streams.square().mean(dim=1, keepdim=True) + self._eps)
-        return torch.sigmoid(functional.linear(streams, self._weight) * scale * self._scales + self._base)
+        scale = torch.rsqrt(self._ops.linear(streams.square(), self._mean) + self._eps)
+        return torch.sigmoid(self._ops.linear(streams, self._weight) * scale * self._scales + self._base)
 
 
 class StreamHead:
