@@ -60,7 +60,7 @@ def measure(heads: int, spec: IndexedLatentSpec, lengths: list[int], device: tor
             if selects and isinstance(backend, TritonIndexed):
                 backend.select(layer, index_queries, weights)
             if attends:
-                backend.attend(layer, queries, out, up=up)
+                backend.attend(layer, queries, out, None, up)
 
     whole = attention_bench.replayed(lambda: step(every, selects=False))
     selection = attention_bench.replayed(lambda: step(some, selects=True, attends=False))
