@@ -84,7 +84,7 @@ class JoinedTensors:
         if joined is None:
             raise ConfigError(
                 f"{self._source.full_name(self._form.gate_up)} has the weights of all experts together, which is "
-                "served in 16 bits, also quantized on load, in FP8 with a scale for each output or tile, and in MXFP4"
+                "served in 16 bits, also quantized on load, in FP8 with scales of outputs or tiles, MXFP4 and MXFP8"
             )
         return number, joined, place
 
