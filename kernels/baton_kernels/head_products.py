@@ -1,5 +1,5 @@
 """Products of each head's vectors with a matrix of that head. They absorb the weights of latent attention into its
-queries and turn its results into values. reference/latent.py defines them.
+queries and turn its results into values. reference/latent.py and reference/head_product.py define them.
 """
 
 import torch
@@ -61,6 +61,19 @@ def _product(
         num_warps=4, **overlap_options(x.device),
     )  # fmt: skip
     return out
+
+
+def head_product(x: torch.Tensor, weight: torch.Tensor, fixed: bool = False) -> torch.Tensor:
+    """Compute head_product_reference. x and weight are contiguous.
+
+    fixed: the bits of a token's result do not depend on the other tokens.
+    """
+    return _product(x, weight, x.new_empty(*x.shape[:2], weight.shape[2]), 0, 64, fixed)
+
+
+def head_product_fixed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Compute head_product_reference such that the bits of a token's result do not depend on the other tokens."""
+    return head_product(x, weight, fixed=True)
 
 
 def absorb_queries(q: torch.Tensor, up: torch.Tensor, rope_dim: int, fixed: bool = False) -> torch.Tensor:

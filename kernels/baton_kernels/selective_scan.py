@@ -17,7 +17,7 @@ _SCANNED = 32  # channels for which one program has the states
 def _convolve_kernel(
     inputs, filters, bias, slots, plane, out, slot_stride, input_stride, GROUPS: tl.constexpr, CHANNELS: tl.constexpr,
     LENGTH: tl.constexpr, RECENT: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
-    BIAS: tl.constexpr, OVERLAP: tl.constexpr,
+    BIAS: tl.constexpr, SILU: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """DIM: float32 numbers of a group in a row of the plane."""
     let_next_start(OVERLAP)
@@ -44,8 +44,9 @@ def _convolve_kernel(
         wide += (fresh + cached) * weight
     if BIAS:
         wide += tl.load(bias + channel, mask=known, other=0.0).to(tl.float32)
-    result = wide * tl.sigmoid(wide)
-    tl.store(out + token * CHANNELS + channel, result.to(new.dtype), mask=known)
+    if SILU:
+        wide *= tl.sigmoid(wide)
+    tl.store(out + token * CHANNELS + channel, wide.to(new.dtype), mask=known)
 
 
 @triton.jit(do_not_specialize=["slot_stride", "tokens"], do_not_specialize_on_alignment=["slots"])
@@ -96,7 +97,7 @@ def _scan_kernel(
 
 def convolve(
     inputs: torch.Tensor, filters: torch.Tensor, bias: torch.Tensor | None, slots: torch.Tensor, values: torch.Tensor,
-    shape: ChannelShape,
+    shape: ChannelShape, silu: bool = True,
 ) -> torch.Tensor:  # fmt: skip
     """Compute convolve_reference."""
     plane = values.view(torch.float32)
@@ -105,7 +106,7 @@ def convolve(
     _convolve_kernel[(len(inputs), triton.cdiv(shape.channels, _CONVOLVED))](
         inputs, filters, filters if bias is None else bias, slots, plane, out, slots.stride(0), inputs.stride(0),
         GROUPS=groups, CHANNELS=shape.channels, LENGTH=shape.length, RECENT=shape.recent, PAGE=page, DIM=dim,
-        BLOCK=_CONVOLVED, BIAS=bias is not None, num_warps=4, **overlap_options(out.device),
+        BLOCK=_CONVOLVED, BIAS=bias is not None, SILU=silu, num_warps=4, **overlap_options(out.device),
     )  # fmt: skip
     keep_inputs(inputs, slots, plane, 0, 0, shape.length, shape.recent)
     return out

@@ -9,6 +9,7 @@ from baton_kernels.reference.activation import gate_mul_reference, quantize_gate
 from baton_kernels.reference.blocks import checksum_reference, gather_kv_reference, scatter_kv_reference
 from baton_kernels.reference.experts import experts_reference
 from baton_kernels.reference.grouped_linear import grouped_linear_reference
+from baton_kernels.reference.head_product import head_product_reference
 from baton_kernels.reference.indexed import index_rope_and_cache_reference
 from baton_kernels.reference.latent import latent_rope_and_cache_reference
 from baton_kernels.reference.linear import linear_reference
@@ -21,6 +22,7 @@ from baton_kernels.reference.norm import (
 from baton_kernels.reference.quantize import QuantizedRows, quantize_rows_reference
 from baton_kernels.reference.quantized_experts import quantized_experts_reference
 from baton_kernels.reference.recurrence import recurrence_reference
+from baton_kernels.reference.rg_lru import rg_lru_reference
 from baton_kernels.reference.rope import rope_and_cache_reference
 from baton_kernels.reference.routing import route_reference
 from baton_kernels.reference.scaled_linear import scaled_linear_reference
@@ -39,6 +41,7 @@ class Ops(msgspec.Struct, frozen=True, kw_only=True):
     linear: Callable[..., torch.Tensor]
     grouped_linear: Callable[..., torch.Tensor]
     scaled_linear: Callable[..., torch.Tensor]
+    head_product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     quantize_rows: Callable[..., QuantizedRows]
     add_rms_norm: Callable[[torch.Tensor | PendingNorm, torch.Tensor | None, torch.Tensor, float], torch.Tensor]
     pending_norm: Callable[..., tuple[torch.Tensor | PendingNorm, torch.Tensor]]
@@ -52,6 +55,7 @@ class Ops(msgspec.Struct, frozen=True, kw_only=True):
     recurrence: Callable[..., torch.Tensor]
     convolve: Callable[..., torch.Tensor]
     selective_scan: Callable[..., torch.Tensor]
+    rg_lru: Callable[..., torch.Tensor]
     route: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
     run_experts: Callable[..., torch.Tensor]
     run_quantized_experts: Callable[..., torch.Tensor]
@@ -65,6 +69,7 @@ TORCH = Ops(
     linear=linear_reference,
     grouped_linear=grouped_linear_reference,
     scaled_linear=scaled_linear_reference,
+    head_product=head_product_reference,
     quantize_rows=quantize_rows_reference,
     add_rms_norm=add_rms_norm_reference,
     pending_norm=pending_norm_reference,
@@ -78,6 +83,7 @@ TORCH = Ops(
     recurrence=recurrence_reference,
     convolve=convolve_reference,
     selective_scan=selective_scan_reference,
+    rg_lru=rg_lru_reference,
     route=route_reference,
     run_experts=experts_reference,
     run_quantized_experts=quantized_experts_reference,

@@ -6,6 +6,7 @@ from baton_kernels.activation import gate_mul, quantize_gate
 from baton_kernels.blocks import checksum, gather_kv, scatter_kv
 from baton_kernels.experts import run_experts, run_experts_fixed
 from baton_kernels.grouped_linear import grouped_linear, grouped_linear_fixed
+from baton_kernels.head_products import head_product, head_product_fixed
 from baton_kernels.index_inputs import index_rope_and_cache
 from baton_kernels.latent_inputs import latent_rope_and_cache
 from baton_kernels.linear import fixed_linear, linear
@@ -13,6 +14,7 @@ from baton_kernels.norm import add_rms_norm, norm_at_once, pending_norm, quantiz
 from baton_kernels.quantize import quantize_rows
 from baton_kernels.quantized_experts import run_quantized_experts, run_quantized_experts_fixed
 from baton_kernels.recurrence import recurrence, recurrence_fixed
+from baton_kernels.rg_lru import rg_lru
 from baton_kernels.rope import rope_and_cache
 from baton_kernels.routing import route, route_fixed
 from baton_kernels.scaled_linear import scaled_linear, scaled_linear_fixed
@@ -26,6 +28,7 @@ TRITON = Ops(
     linear=linear,
     grouped_linear=grouped_linear,
     scaled_linear=scaled_linear,
+    head_product=head_product,
     quantize_rows=quantize_rows,
     add_rms_norm=add_rms_norm,
     pending_norm=pending_norm,
@@ -39,6 +42,7 @@ TRITON = Ops(
     recurrence=recurrence,
     convolve=convolve,
     selective_scan=selective_scan,
+    rg_lru=rg_lru,
     route=route,
     run_experts=run_experts,
     run_quantized_experts=run_quantized_experts,
@@ -49,6 +53,6 @@ TRITON = Ops(
 # The result of each row depends on that row alone, so a token does not depend on the rest of the batch.
 DETERMINISTIC = msgspec.structs.replace(
     TRITON, pending_norm=norm_at_once, linear=fixed_linear, grouped_linear=grouped_linear_fixed,
-    scaled_linear=scaled_linear_fixed, recurrence=recurrence_fixed, route=route_fixed, run_experts=run_experts_fixed,
-    run_quantized_experts=run_quantized_experts_fixed,
+    scaled_linear=scaled_linear_fixed, head_product=head_product_fixed, recurrence=recurrence_fixed, route=route_fixed,
+    run_experts=run_experts_fixed, run_quantized_experts=run_quantized_experts_fixed,
 )  # fmt: skip

@@ -54,9 +54,10 @@ def plane_for(count: int, shape: ChannelShape, device: torch.device) -> torch.Te
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("biased", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("silu", [False, True], ids=["no silu", "silu"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_chunks_give_the_convolution_of_each_whole_sequence(
-    op: str, biased: bool, name: str, device: torch.device
+    op: str, biased: bool, silu: bool, name: str, device: torch.device
 ) -> None:
     shape, tables = SHAPES[name], torch.randperm(18)[:12].view(3, 4)
     filters = torch.randn(shape.channels, shape.length, device=device)
@@ -68,11 +69,11 @@ def test_chunks_give_the_convolution_of_each_whole_sequence(
         padded = functional.pad(whole[:, : shape.channels].double().T, (shape.length - 1, 0))
         added = None if bias is None else bias.double()
         wide = functional.conv1d(padded[None], filters.double()[:, None], added, groups=shape.channels)
-        expected.append(functional.silu(wide[0].T))
+        expected.append(functional.silu(wide[0].T) if silu else wide[0].T)
     plane = plane_for(shape.plane_elements[1], shape, device)
 
     def compute(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        return OPS[op][0](rows[:, : shape.channels], filters, bias, slots, plane, shape)
+        return OPS[op][0](rows[:, : shape.channels], filters, bias, slots, plane, shape, silu)
 
     for result, correct in zip(in_chunks(wholes, tables, compute), expected, strict=True):
         torch.testing.assert_close(result.double(), correct, rtol=1e-4, atol=1e-5)

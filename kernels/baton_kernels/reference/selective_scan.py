@@ -77,9 +77,9 @@ class ScanInputs(NamedTuple):
 
 def convolve_reference(
     inputs: torch.Tensor, filters: torch.Tensor, bias: torch.Tensor | None, slots: torch.Tensor, values: torch.Tensor,
-    shape: ChannelShape,
+    shape: ChannelShape, silu: bool = True,
 ) -> torch.Tensor:  # fmt: skip
-    """Return silu(convolution), [T, channels], and write the last inputs to the cache.
+    """Return silu(convolution), or the convolution itself, [T, channels], and write the last inputs to the cache.
 
     inputs: [T, channels], each row contiguous. filters: [channels, length], contiguous, the last element for the token
     itself. bias: [channels]. slots: as in recurrence_reference. values: [blocks, block_size, groups, head_dim], written
@@ -97,7 +97,8 @@ def convolve_reference(
         window = torch.cat([recent, rows[token : token + 1]])
         recent = window[1:]
         wide = (window * weights).sum(0)
-        out[token] = functional.silu(wide if bias is None else wide + bias.float())
+        wide = wide if bias is None else wide + bias.float()
+        out[token] = functional.silu(wide) if silu else wide
         if keeps:
             placed = rows.new_zeros(shape.recent, shape.channels)
             placed[places_before(slot % size, shape.length)] = recent
