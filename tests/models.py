@@ -85,6 +85,7 @@ _CLASSES = {
     "mamba": ("MambaConfig", "MambaForCausalLM"),
     "mamba2": ("Mamba2Config", "Mamba2ForCausalLM"),
     "falcon_mamba": ("FalconMambaConfig", "FalconMambaForCausalLM"),
+    "recurrent_gemma": ("RecurrentGemmaConfig", "RecurrentGemmaForCausalLM"),
     "nemotron_h": ("NemotronHConfig", "NemotronHForCausalLM"),
     "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM"),
     "minimax": ("MiniMaxConfig", "MiniMaxForCausalLM"),
@@ -458,6 +459,10 @@ def make_model(
         fields |= {"num_hidden_layers": 3, "state_size": 8, "time_step_rank": 5, "pad_token_id": None}
         for name in ("rope_parameters", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"):
             del fields[name]
+    if kind == "recurrent_gemma":
+        # The square root of the hidden size, which scales embeddings, is not a number of bfloat16.
+        fields |= {"num_hidden_layers": 5, "hidden_size": 80, "lru_width": 96, "attention_window_size": 19}
+        fields |= {"num_key_value_heads": 1, "head_dim": 20, "intermediate_size": 192, "pad_token_id": None}
     if kind == "nemotron_h":
         fields |= {"mamba_num_heads": 8, "mamba_head_dim": 12, "n_groups": 4, "ssm_state_size": 8, "head_dim": 16}
         fields |= {"layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp", "mlp"]}
@@ -722,6 +727,8 @@ def make_model(
                 parameter.normal_(std=INITIALIZER_RANGE)
             elif kind in ("jamba", "mamba", "mamba2", "falcon_mamba") and name.endswith(("A_log", ".D")):
                 parameter.uniform_(0.5, 1.5)  # fresh ones are the same in all channels
+            elif kind == "recurrent_gemma" and parameter.dim() > 1:
+                parameter.normal_(std=INITIALIZER_RANGE)  # this family has no initializer_range
             elif name.endswith("modality_router.weight"):
                 parameter.normal_(std=8.0)  # its inputs are tiny
             elif "norm" in name or "ln_" in name or name.endswith(("layer_scalar", "scale", "_residual")):

@@ -132,6 +132,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "ouro",
         "qwen3_5",
         "qwen3_next",
+        "recurrent_gemma",
         "step3p7",
     ],
 )

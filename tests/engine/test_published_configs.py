@@ -63,6 +63,7 @@ from baton_engine.models.olmo_hybrid import OlmoHybridConfig
 from baton_engine.models.opt import OptConfig
 from baton_engine.models.plamo3 import Plamo3Config
 from baton_engine.models.qwen import QwenConfig
+from baton_engine.models.recurrent_gemma import RecurrentGemmaConfig
 from baton_engine.models.registry import parse_model_config
 from baton_engine.models.sparse_config import SparseConfig
 from baton_engine.models.step3 import Step3Config
@@ -662,6 +663,46 @@ def test_jamba() -> None:
         given = {"mamba_dt_rank": -1, "mamba_inner_layernorms": False, "hidden_act": "gelu", "num_key_value_heads": 3}
         with pytest.raises(ConfigError, match=message):
             parse("JambaForCausalLM", **{**fields, wrong: given.get(wrong, 99)})
+
+
+def test_recurrent_gemma() -> None:
+    fields: dict[str, Any] = {
+        "attention_bias": False, "attention_window_size": 2048, "block_types": ["recurrent", "recurrent", "attention"],
+        "bos_token_id": 2, "conv1d_width": 4, "embeddings_scale_by_sqrt_dim": True, "eos_token_id": 1, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2560, "intermediate_size": 15360,
+        "logits_soft_cap": 30.0, "lru_width": 2560, "max_position_embeddings": None, "num_attention_heads": 10,
+        "num_hidden_layers": 26, "num_key_value_heads": 1, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-06,
+        "rope_theta": 10000.0, "vocab_size": 256000,
+    }  # fmt: skip
+    small = parse("RecurrentGemmaForCausalLM", **fields)
+    assert isinstance(small, RecurrentGemmaConfig)
+    assert [layer for layer, window in enumerate(small.sliding_windows) if window == 2048] == list(range(2, 26, 3))
+    assert small.state_layers == set(range(26)) - set(range(2, 26, 3))
+    assert small.states == ChannelShape(1, 2560, 1, 4)
+    assert (small.intermediate_size, small.activation, small.norm_offset, small.logit_softcap) == (
+        7680, "gelu_tanh", 1.0, 30.0,
+    )  # fmt: skip
+    assert (small.rope.theta, small.rope.partial, small.attention[2].scale) == (10000.0, 0.5, 1 / 16)
+    assert (small.default_model_len, small.tie_word_embeddings, small.eos_token_ids) == (8192, True, (1,))
+    # Four inputs of each channel are in a plane of 256 elements of two bytes.
+    layout = small.kv_layout("bfloat16")
+    assert (layout.state_rows, layout.block_size(16)) == (2560 * 4 * 4 // 512, 80)
+    big = {"hidden_size": 4096, "intermediate_size": 24576, "lru_width": 4096, "num_attention_heads": 16}
+    large = parse("RecurrentGemmaForCausalLM", **{**fields, **big, "num_hidden_layers": 38})
+    assert isinstance(large, RecurrentGemmaConfig)
+    assert (large.states, len(large.state_layers), large.head_dim) == (ChannelShape(1, 4096, 1, 4), 26, 256)
+    with pytest.raises(ConfigError, match=r"--tensor-parallel 2 does not divide the 1 key-value heads"):
+        large.part(RankNumber(0, 2))
+    for wrong, message in {
+        "block_types": r"block_types in config.json is \['mlp'\]; it must be a list of recurrent and attention",
+        "conv1d_width": r"conv1d_width in config.json is 99; it must be from 2 to 9",
+        "hidden_activation": r"hidden_act in config.json is 'tanh'",
+        "lru_width": r"lru_width in config.json is 99; it must be a multiple of 10 heads",
+        "rope_scaling": r"rope type 'linear' in config.json is not served for RecurrentGemmaForCausalLM",
+    }.items():
+        given = {"block_types": ["mlp"], "hidden_activation": "tanh", "rope_scaling": {"type": "linear", "factor": 2.0}}
+        with pytest.raises(ConfigError, match=message):
+            parse("RecurrentGemmaForCausalLM", **{**fields, wrong: given.get(wrong, 99)})
 
 
 def test_codestral_mamba() -> None:

@@ -73,6 +73,7 @@ FAMILIES = (
     "kimi-linear", "nemotron-h-latent-experts-first-biases", "nemotron-h-experts-groups", "minimax-without-factors",
     "ling3", "jamba-biases-no-experts", "jamba-experts-in-each-layer", "mamba-biases-longer-untied", "falcon-mamba",
     "mamba2", "mamba2-biases-a-group-longer", "hy4-shared-selections", "hy4-low-limit", "minimax-m3",
+    "recurrent-gemma-biases-longer-untied",
 )  # fmt: skip
 
 
@@ -214,6 +215,7 @@ def test_quantized_weights(tiny_model: MakeModel, divided: MakeEngine, tmp_path:
         ("llama", {"intermediate_size": 95}, 2, r"layers\.0\.mlp\.down_proj: 95 inputs cannot be divided"),
         ("falcon", {"num_attention_heads": 6, "hidden_size": 96, "num_kv_heads": 3, "new_decoder_architecture": True},
          2, "3 key-value heads cannot be divided among 2 ranks"),
+        ("recurrent_gemma", {}, 2, "--tensor-parallel 2 does not divide the 1 key-value heads, among which the states"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_divided_is_refused(

@@ -21,6 +21,7 @@ MODELS = {
     "MambaForCausalLM": ("mamba", "Mamba"),
     "FalconMambaForCausalLM": ("mamba", "FalconMamba"),
     "Mamba2ForCausalLM": ("mamba2", "Mamba2"),
+    "RecurrentGemmaForCausalLM": ("recurrent_gemma", "RecurrentGemma"),
     "OlmoHybridForCausalLM": ("olmo_hybrid", "OlmoHybrid"),
     "FalconH1ForCausalLM": ("falcon_h1", "FalconH1"),
     "NemotronHForCausalLM": ("nemotron_h", "NemotronH"),
