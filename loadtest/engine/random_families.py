@@ -344,6 +344,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 16},
     "falcon_mamba": {"state_size": 16},
     "mamba2": {"num_heads": 32, "head_dim": 64, "n_groups": 1},
+    "recurrent_gemma": {"num_attention_heads": 8, "num_key_value_heads": 1, "attention_window_size": 96},
     "lfm2": {**HEADS, "layer_types": ["conv", "conv", "full_attention"] * 2},
 }
 REAL = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 6, "vocab_size": 8192}
@@ -395,6 +396,8 @@ def make_model(folder: Path, family: str, fields: dict[str, Any], seed: int) -> 
             elif name.endswith("A_log"):
                 # Some states forget within a few tokens, others hardly.
                 parameter.uniform_(-5.0, 1.0)
+            elif name.endswith("recurrent_param"):
+                parameter.uniform_(-9.0, 0.0)  # as above
             elif parameter.dim() == 1:
                 parameter.uniform_(0.5, 1.5)
             else:

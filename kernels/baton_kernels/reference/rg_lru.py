@@ -33,9 +33,7 @@ class UnitInputs(NamedTuple):
     speed: torch.Tensor
 
 
-def rg_lru_reference(
-    given: UnitInputs, slots: torch.Tensor, keys: torch.Tensor, shape: ChannelShape
-) -> torch.Tensor:  # fmt: skip
+def rg_lru_reference(given: UnitInputs, slots: torch.Tensor, keys: torch.Tensor, shape: ChannelShape) -> torch.Tensor:
     """Return the states after each token, [T, channels], and write them to the cache.
 
     A state becomes a * state + sqrt(1 - a^2) * sigmoid(input_gate + input_bias) * input. The first token of a
