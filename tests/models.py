@@ -92,6 +92,7 @@ _CLASSES = {
     "kimi_linear": ("KimiLinearConfig", "KimiLinearForCausalLM"),
     "bailing_hybrid": ("BailingHybridConfig", "BailingHybridForCausalLM"),
     "falcon_h1": ("FalconH1Config", "FalconH1ForCausalLM"),
+    "zamba2": ("Zamba2Config", "Zamba2ForCausalLM"),
     "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM"),
     "qwen3_5_text": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM"),
     "qwen3_5_moe_text": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM"),
@@ -473,6 +474,13 @@ def make_model(
         fields |= {"key_multiplier": 0.4, "attention_in_multiplier": 1.5, "attention_out_multiplier": 0.7}
         fields |= {"ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.6, "mlp_multipliers": [0.8, 0.5]}
         fields["ssm_multipliers"] = [0.5, 1.5, 0.75, 1.25, 0.9]
+    if kind == "zamba2":
+        kinds = ["linear_attention", "hybrid", "hybrid", "linear_attention", "hybrid"]
+        fields |= {"num_hidden_layers": 5, "layers_block_type": kinds, "num_mem_blocks": 2, "adapter_rank": 8}
+        # No number of heads divides the other.
+        fields |= {"num_attention_heads": 8, "num_key_value_heads": 8, "n_mamba_heads": 12, "mamba_expand": 3}
+        # transformers bounds the steps of a prompt, but not those of the tokens that it generates.
+        fields |= {"mamba_d_state": 16, "pad_token_id": None, "time_step_min": 1e-9, "initializer_range": 0.15}
     if kind == "olmo_hybrid":
         fields |= {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2}
         # transformers divides the filters of the convolution into equal parts when it saves them.
@@ -725,7 +733,7 @@ def make_model(
                 parameter.normal_()
             elif name.endswith(("self_attn.A", "z_L_init")):
                 parameter.normal_(std=INITIALIZER_RANGE)
-            elif kind in ("jamba", "mamba", "mamba2", "falcon_mamba") and name.endswith(("A_log", ".D")):
+            elif kind in ("jamba", "mamba", "mamba2", "falcon_mamba", "zamba2") and name.endswith(("A_log", ".D")):
                 parameter.uniform_(0.5, 1.5)  # fresh ones are the same in all channels
             elif kind == "recurrent_gemma" and parameter.dim() > 1:
                 parameter.normal_(std=INITIALIZER_RANGE)  # this family has no initializer_range

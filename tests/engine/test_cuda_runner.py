@@ -71,6 +71,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "mistral_large4": {"kv_source_layers": [0, 1, 0, 1], "index_topk": 100},
     "mixtral": {"hidden_act": "quick_gelu"},
     "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "moe"]},
+    "zamba2": {"use_shared_attention_adapter": True, "use_mem_rope": True},
 }
 
 
@@ -134,6 +135,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "qwen3_next",
         "recurrent_gemma",
         "step3p7",
+        "zamba2",
     ],
 )
 def test_same_tokens_of_other_families(tiny_model: MakeModel, family: str, monkeypatch: pytest.MonkeyPatch) -> None:

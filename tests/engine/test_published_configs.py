@@ -68,6 +68,7 @@ from baton_engine.models.registry import parse_model_config
 from baton_engine.models.sparse_config import SparseConfig
 from baton_engine.models.step3 import Step3Config
 from baton_engine.models.step3p5 import Step3p5Config
+from baton_engine.models.zamba2 import Zamba2Config
 from baton_engine.shard import RankNumber
 from baton_kernels.reference.activation import ACTIVATIONS
 from baton_kernels.reference.recurrence import StateShape
@@ -575,7 +576,7 @@ def test_granite_4() -> None:
     assert (config.recent_tokens, config.kv_layout("bfloat16").state_rows) == (1, 0)
     for wrong, what in (
         ({"mamba_d_head": 64}, "mamba_n_heads 128 times mamba_d_head 64 in config.json is not 5120"),
-        ({"mamba_n_groups": 3}, "multiple of the 3 groups and of the 8 key-value heads"),
+        ({"mamba_n_groups": 3}, "multiple of the 3 groups and of the 8 parts of the 8 key-value heads"),
         ({"mamba_d_conv": 1}, "mamba_d_conv in config.json is 1; it must be from 2 to 9"),
         ({"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
     ):
@@ -628,6 +629,67 @@ def test_falcon_h1_nemotron_h_and_olmo_hybrid() -> None:
         mamba_n_groups=1, num_attention_heads=32, num_hidden_layers=8, num_key_value_heads=8, hidden_size=4096,
     )  # fmt: skip
     assert (bamba.rope.partial, bamba.recent_tokens, bamba.sliding_windows[3]) == (0.5, 2, None)
+
+
+def test_zamba2() -> None:
+    places = [6, 12, 18, 24, 30, 36, 42, 47, 51]
+    fields: dict[str, Any] = {
+        "adapter_rank": 128, "add_bias_linear": False, "attention_head_dim": 160, "attention_hidden_size": 5120,
+        "chunk_size": 256, "hidden_act": "gelu", "hidden_size": 2560, "hybrid_layer_ids": places,
+        "intermediate_size": 10240, "kv_channels": 80, "mamba_d_conv": 4, "mamba_d_state": 64, "mamba_expand": 2,
+        "mamba_headdim": 64, "mamba_ngroups": 1, "max_position_embeddings": 4096, "n_mamba_heads": 80,
+        "num_attention_heads": 32, "num_hidden_layers": 54, "num_key_value_heads": 32, "num_mem_blocks": 2,
+        "rms_norm_eps": 1e-05, "rope_theta": 10000, "time_step_limit": None, "time_step_min": 0.001,
+        "use_conv_bias": True, "use_long_context": False, "use_mem_rope": False, "use_shared_attention_adapter": False,
+        "vocab_size": 32000, "layers_block_type": ["hybrid" if at in places else "mamba" for at in range(54)],
+    }  # fmt: skip
+    small = parse("Zamba2ForCausalLM", **fields)
+    assert isinstance(small, Zamba2Config)
+    assert [layer for layer, window in enumerate(small.sliding_windows) if window is None] == [
+        place + use for use, place in enumerate(places)
+    ]
+    assert (small.num_layers, small.head_dim, small.attention[0].scale) == (63, 160, 80**-0.5)
+    assert (small.blocks, small.rank, small.adapts_attention, small.rope_of(6)) == (2, 128, False, None)
+    assert (small.tie_word_embeddings, small.activation, small.mlp_units) == (True, "gelu", 10240 * 9 / 63)
+    assert small.projections == [(3 * 5120, 5120), (2560, 5120)]
+    # 80 heads cannot be divided into 32 groups, but into 16, which have the places of two key-value heads each.
+    assert small.states == StateShape(16, 16, 80, 64, 64, 4)
+    # A group has three states in its part of a row of keys, which has 640 bytes.
+    assert small.kv_layout("bfloat16").state_rows == -(-3 * 64 * 64 * 4 // 640)
+    assert small.part(RankNumber(1, 4)).states == StateShape(4, 4, 20, 64, 64, 4)
+    with pytest.raises(ConfigError, match="--tensor-parallel 32 does not divide the 16 groups of Mamba's heads"):
+        small.part(RankNumber(0, 32))
+    mini = parse("Zamba2ForCausalLM", **{
+        **fields, "attention_head_dim": 128, "attention_hidden_size": 4096, "hidden_size": 2048, "n_mamba_heads": 64,
+        "hybrid_layer_ids": [5], "layers_block_type": [*("linear_attention",) * 5, "hybrid", "linear_attention"],
+        "mamba_d_state": 128, "num_hidden_layers": 7, "num_mem_blocks": 1, "use_mem_rope": True,
+        "use_shared_attention_adapter": True,
+    })  # fmt: skip
+    assert isinstance(mini, Zamba2Config)
+    assert (mini.states, mini.rope_of(5)) == (StateShape(32, 32, 64, 128, 64, 4), Rope("default", 10000.0))
+    assert (mini.hybrid, mini.state_layers) == ((False,) * 5 + (True, False), {0, 1, 2, 3, 4, 6, 7})
+    large = parse("Zamba2ForCausalLM", **{
+        **fields, "attention_head_dim": 224, "attention_hidden_size": 7168, "hidden_size": 3584, "mamba_ngroups": 2,
+        "n_mamba_heads": 112, "use_mem_rope": True,
+    })  # fmt: skip
+    assert isinstance(large, Zamba2Config)
+    assert (large.states, large.mamba.groups) == (StateShape(16, 16, 112, 64, 64, 4), 2)
+    for wrong, message in (
+        ({"layers_block_type": None}, "has no 'layers_block_type'"),
+        ({"layers_block_type": ["mamba"]}, "one for each of 54 layers"),
+        ({"hybrid_layer_ids": [6]}, r"hybrid_layer_ids \[6\] in config.json is not served"),
+        ({"attention_hidden_size": 2560}, "attention_hidden_size 2560"),
+        ({"attention_head_dim": 80}, "attention_head_dim 80"),
+        ({"mamba_headdim": 32}, "mamba_headdim 32"),
+        ({"num_attention_heads": 24}, "twice hidden_size 2560 in config.json is not a multiple of the 24 heads"),
+        ({"use_shared_attention_adapter": True, "num_key_value_heads": 8}, "but num_key_value_heads is 8"),
+        ({"use_conv_bias": False}, "use_conv_bias False"),
+        ({"use_long_context": True}, "use_long_context True"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings False"),
+        ({"mamba_ngroups": 3}, "multiple of the 3 groups and of the 16 parts of the 32 key-value heads"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            parse("Zamba2ForCausalLM", **{**fields, **wrong})
 
 
 def test_jamba() -> None:

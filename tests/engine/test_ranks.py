@@ -72,8 +72,8 @@ FAMILIES = (
     "bamba-biases-groups", "nemotron-h", "falcon-h1-biases-norms", "olmo-hybrid", "olmo-hybrid-unrotated", "falcon-h1",
     "kimi-linear", "nemotron-h-latent-experts-first-biases", "nemotron-h-experts-groups", "minimax-without-factors",
     "ling3", "jamba-biases-no-experts", "jamba-experts-in-each-layer", "mamba-biases-longer-untied", "falcon-mamba",
-    "mamba2", "mamba2-biases-a-group-longer", "hy4-shared-selections", "hy4-low-limit", "minimax-m3",
-    "recurrent-gemma-biases-longer-untied",
+    "mamba2", "mamba2-biases-a-group-longer", "hy4-shared-selections", "hy4-low-limit", "minimax-m3", "zamba2",
+    "zamba2-adapters-of-attention-biases", "recurrent-gemma-biases-longer-untied",
 )  # fmt: skip
 
 

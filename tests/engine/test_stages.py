@@ -32,7 +32,7 @@ REPRESENTATIVE = (
 )  # fmt: skip
 
 # The beginnings of the names of families that refuse stages.
-UNDIVIDED = ("gemma3n", "gemma4-small", "hrm-text")
+UNDIVIDED = ("gemma3n", "gemma4-small", "hrm-text", "zamba2")
 
 LAYERS = ["full_attention", "sliding_attention", "full_attention"]
 
@@ -68,7 +68,7 @@ def test_no_stage_ends_between_layers_that_share_latents(tiny_model: MakeModel, 
         divided(folder, 1, pipeline_parallel=2)
 
 
-@pytest.mark.parametrize("family", ["gemma3n", "hrm_text"])
+@pytest.mark.parametrize("family", ["gemma3n", "hrm_text", "zamba2"])
 def test_layers_that_need_more_than_the_hidden_states_before_them(
     tiny_model: MakeModel, divided: MakeEngine, family: str
 ) -> None:

@@ -113,13 +113,13 @@ def test_only_the_last_state_is_handed_over(qwen: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "ranks"),
     [("kimi_linear", (1, 1)), ("kimi_linear", (1, 2)), ("kimi_linear", (2, 1)), ("jamba", (2, 1)),
-     ("falcon_mamba", (1, 2)), ("recurrent_gemma", (1, 1))],
+     ("falcon_mamba", (1, 2)), ("recurrent_gemma", (1, 1)), ("zamba2", (1, 2)), ("zamba2", (4, 2))],
 )  # fmt: skip
 def test_states_of_other_kinds_are_found_again_and_handed_over(
     tiny_model: MakeModel, divided: MakeEngine, family: str, ranks: tuple[int, int]
 ) -> None:
     """Kimi Linear has states beside latents, Jamba has those of Mamba 1 beside keys, RecurrentGemma has windows beside
-    states, and FalconMamba has states alone."""
+    states, and FalconMamba has states alone. In Zamba2 a group of states has the places of two key-value heads."""
     folder, common = tiny_model(family), make_prompt(130)
     sizes = [divided(folder, count, block_size=4, max_num_batched_tokens=50) for count in ranks]
     block = sizes[0].config.block_size

@@ -35,8 +35,8 @@ NORM_EPS = 1e-6  # of the norms of queries and keys
 class StateShape(NamedTuple):
     """The heads of a layer. Consecutive value heads share a key head.
 
-    groups: equal parts into which the heads are divided, as many as the cache has key-value heads. length: elements of
-    the convolution's filter, which are tokens.
+    groups: equal parts into which the heads are divided. Their number divides that of the cache's key-value heads, so
+    that each has the places of one or more of these. length: elements of the convolution's filter, which are tokens.
     """
 
     groups: int
@@ -103,7 +103,7 @@ class StateShape(NamedTuple):
 
     def planes(self, cache: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """As planes_for returns."""
-        return planes_for(self.plane_elements, cache)
+        return planes_for(self.plane_elements, cache, self.groups)
 
 
 class StateInputs(NamedTuple):
@@ -149,8 +149,8 @@ def recurrence_reference(
     cache.
 
     slots: [2, T] int64, those of the token and of the token before it; -1 = there is no such token, or for the token
-    itself, nothing is written. Where both are -1, the result is 0. keys, values: [blocks, block_size, groups, head_dim]
-    each, written in place: the bytes of a block are the float32 numbers of `StateShape.plane_elements`, one row after
+    itself, nothing is written. Where both are -1, the result is 0. keys, values: as StateShape.planes returns them,
+    written in place: the bytes of a block are the float32 numbers of `StateShape.plane_elements`, one row after
     another. Blocks lie one after another, but values may be the last rows of the blocks of keys, where the cache has
     one plane. single: no sequence has more than a few tokens, so that a kernel computes them one after another.
     """

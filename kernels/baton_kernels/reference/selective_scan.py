@@ -53,7 +53,7 @@ class ChannelShape(NamedTuple):
 
     def planes(self, cache: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """As planes_for returns."""
-        return planes_for(self.plane_elements, cache)
+        return planes_for(self.plane_elements, cache, self.groups)
 
 
 class ScanInputs(NamedTuple):

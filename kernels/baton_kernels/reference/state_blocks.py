@@ -57,15 +57,18 @@ def rows_for(elements: Sequence[int], head_bytes: Sequence[int]) -> int:
     return max(-(-size // each) for size, each in zip(sizes, head_bytes, strict=True))
 
 
-def planes_for(elements: Sequence[int], cache: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a layer's planes of keys and of values.
+def planes_for(
+    elements: Sequence[int], cache: Sequence[torch.Tensor], groups: int
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return a layer's planes of keys and of values, [blocks, block_size, groups, elements of a group] each.
 
-    elements: as in rows_for. cache: the layer's planes, [blocks, block_size, groups, head_dim] each. In one of latents,
-    the numbers of the plane of values follow those of the plane of keys.
+    elements: as in rows_for. cache: the layer's planes, [blocks, block_size, key-value heads, head_dim] each. In one of
+    latents, the numbers of the plane of values follow those of the plane of keys.
     """
-    if len(cache) > 1:
-        return cache[0], cache[1]
-    [plane] = cache
+    planes = [plane.view(*plane.shape[:2], groups, -1) for plane in cache]
+    if len(planes) > 1:
+        return planes[0], planes[1]
+    [plane] = planes
     keys = -(-4 * elements[0] // (plane.shape[3] * plane.element_size()))
     return plane, plane[:, keys:]
 

@@ -1,11 +1,24 @@
 """The MLPs of transformer layers, which work on each token alone."""
 
+from typing import Any, Protocol
+
 import torch
 
-from baton_engine.inputs import InputRows
+from baton_engine.inputs import InputRows, Inputs
 from baton_kernels.reference.activation import Activation, ClampedGate, LimitedGate, expert_gate_reference
 
 from .linear import Linear
+
+
+class GatesAndUps(Protocol):
+    """A projection to gates and ups, such as a Linear."""
+
+    @property
+    def inputs(self) -> Inputs:
+        """The form in which it takes its inputs."""
+
+    def gated(self, x: Any, activation: str, into: Inputs) -> InputRows:
+        """Return activation(gate) * up, [T, units], as Product.gated does."""
 
 
 class GatedMlp:
@@ -14,7 +27,7 @@ class GatedMlp:
     gate_up: returns the gates, then as many ups. activation: a key of ACTIVATIONS.
     """
 
-    def __init__(self, gate_up: Linear, down: Linear, activation: str) -> None:
+    def __init__(self, gate_up: GatesAndUps, down: Linear, activation: str) -> None:
         self._gate_up, self._down, self._activation = gate_up, down, activation
         self.inputs = gate_up.inputs
 

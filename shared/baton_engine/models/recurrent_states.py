@@ -41,7 +41,9 @@ class WithStates:
         whole: KvLayout = super().kv_layout(dtype)  # type: ignore[misc]
         if self.states is None:
             return whole
-        rows = self.states.rows([plane.head_bytes for plane in whole.planes])
+        # A group of states may have the places of several heads.
+        groups = self.states.groups
+        rows = self.states.rows([plane.heads * plane.head_bytes // groups for plane in whole.planes])
         return msgspec.structs.replace(whole, state_layers=tuple(sorted(self.state_layers)), state_rows=rows)
 
     def part(self, ranks: Place) -> Self:
@@ -58,7 +60,13 @@ class WithStates:
                 f"--tensor-parallel {ranks.count} does not divide the {self.num_kv_heads} key-value heads, among which "
                 "the states of other layers are divided"
             )
-        return None if self.states is None else self.states.part(ranks.count)
+        if self.states is None:
+            return None
+        if self.states.groups % ranks.count:
+            raise ConfigError(
+                f"--tensor-parallel {ranks.count} does not divide the {self.states.groups} groups of Mamba's heads"
+            )
+        return self.states.part(ranks.count)
 
     def fingerprint_facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = super().fingerprint_facts()  # type: ignore[misc]
@@ -118,7 +126,8 @@ class StateOrAttention(LlamaLayer):
 
 
 def read_mamba(file: ConfigFile, kv_heads: int, inner: int | None = None) -> tuple[StateShape, Mamba]:
-    """Return the heads of Mamba 2, with a head of keys for each key-value head, and what else config.json says of it.
+    """Return the heads of Mamba 2, in as many groups as divide the key-value heads, too, with a head of keys for each
+    group, and what else config.json says of it.
 
     inner: elements of all values; None = mamba_expand times hidden_size. Raises ConfigError for heads that Baton does
     not serve.
@@ -128,17 +137,18 @@ def read_mamba(file: ConfigFile, kv_heads: int, inner: int | None = None) -> tup
     dim = inner // heads if file.fields.get("mamba_d_head", "auto") == "auto" else file.count("mamba_d_head")
     if heads * dim != inner:
         raise ConfigError(f"mamba_n_heads {heads} times mamba_d_head {dim} in config.json is not {inner}")
-    key_heads = max(groups, kv_heads)
-    if heads % key_heads or key_heads % groups or key_heads % kv_heads:
+    parts = math.gcd(heads, kv_heads)
+    key_heads = max(groups, parts)
+    if heads % key_heads or key_heads % groups or key_heads % parts:
         raise ConfigError(
-            f"mamba_n_heads in config.json is {heads}; it must be a multiple of the {groups} groups and of the "
-            f"{kv_heads} key-value heads, one of which divides the other"
+            f"mamba_n_heads in config.json is {heads}; it must be a multiple of the {groups} groups and of the {parts} "
+            f"parts of the {kv_heads} key-value heads, one of which divides the other"
         )
     # The last is what transformers writes.
     file.require_absent("time_step_limit", *([0.0, limit] for limit in (math.inf, "Infinity", _INFINITE)))
     length = file.count("mamba_d_conv", 4)
     check_length(length, "mamba_d_conv")
-    shape = StateShape(kv_heads, key_heads, heads, file.count("mamba_d_state", 256), dim, length)
+    shape = StateShape(parts, key_heads, heads, file.count("mamba_d_state", 256), dim, length)
     bias = file.flag("mamba_proj_bias")
     return shape, Mamba(groups, bias, file.flag("mamba_conv_bias", True), bias)
 

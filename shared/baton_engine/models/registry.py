@@ -25,6 +25,7 @@ MODELS = {
     "OlmoHybridForCausalLM": ("olmo_hybrid", "OlmoHybrid"),
     "FalconH1ForCausalLM": ("falcon_h1", "FalconH1"),
     "NemotronHForCausalLM": ("nemotron_h", "NemotronH"),
+    "Zamba2ForCausalLM": ("zamba2", "Zamba2"),
     "Qwen3NextForCausalLM": ("qwen3_next", "Qwen3Next"),
     "Qwen3_5ForCausalLM": ("qwen3_next", "Qwen35"),
     "Qwen3_5MoeForCausalLM": ("qwen3_next", "Qwen35Moe"),
