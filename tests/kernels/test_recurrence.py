@@ -125,14 +125,14 @@ def test_chunks_of_sequences_give_the_results_of_each_whole_one(
             results[number].append(out[: end - first])
             out = out[end - first :]
     for result, correct in zip(results, expected, strict=True):
-        torch.testing.assert_close(torch.cat(result).double(), correct, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(torch.cat(result).double(), correct, rtol=1e-3, atol=1e-3)
     # A complete block has the state at its end, from which a sequence with the same beginning can go on.
     complete = 2 * block_size
     x, rates, gates = wholes[2][complete:].split(sizes, dim=1)
     table = torch.cat([tables[2, :2], torch.tensor([19, 18])])
     slots = slots_of(table, complete, lengths[2], 2, block_size).to(device)
     out = compute(x, rates, gates, slots)
-    torch.testing.assert_close(out.double(), expected[2][complete:], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(out.double(), expected[2][complete:], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("op", [recurrence_reference, recurrence], ids=["reference", "kernel"])
