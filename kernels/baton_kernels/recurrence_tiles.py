@@ -21,8 +21,8 @@ from .state_blocks import place_of, places_of_state, softplus
 
 
 class TileSizes(NamedTuple):
-    """tile: tokens of a tile, at most. values: elements of a head's value for which one program has the state. The
-    others are warps and stages of kernels."""
+    """tile: tokens of a tile, at most. values: elements of a head's value for which one program has the state, at least
+    64. The others are warps and stages of kernels."""
 
     tile: int = 64
     values: int = 64
