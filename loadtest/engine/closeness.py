@@ -42,7 +42,8 @@ from baton_engine.config import EngineConfig
 from baton_engine.engine import Engine
 from baton_engine.sampling import SamplingParams
 from baton_engine.sequence import Request
-from loadtest.engine.random_families import FAMILIES, REAL, TINY, make_model, tiny_heads
+from loadtest.engine.random_families import FAMILIES, REAL, TINY, tiny_heads
+from loadtest.engine.random_model import make_model
 
 FACTOR = 2.0
 CANDIDATES = 16  # logits near a softcap have many that rounding can swap, but only some have large errors
