@@ -15,6 +15,7 @@ from baton_kernels.index_scores import index_scores, select_slots
 from baton_kernels.latent_decode import latent_decode
 
 from .backend import AttentionBatch, StepLimits
+from .query_groups import group_queries
 from .triton_latent import TritonLatent
 
 _TOKENS = 8  # queries of a chunk for which a program loads keys once
@@ -64,7 +65,7 @@ class TritonIndexed(TritonLatent):
             for index in longer
             for first in range(batch.starts[index], batch.starts[index + 1], _MOST_QUERIES)
         ]
-        arrays = [array for call in calls for array in self._chunk(batch, *call)]
+        arrays = [array for call in calls for array in group_queries(batch, *call, self._scored)]
         uploaded = iter(pack_to_device(arrays, self._cache.device) if arrays else [])
         for _, first, end in calls:
             lengths, rows, group_lengths, firsts, group_rows = itertools.islice(uploaded, 5)
@@ -84,15 +85,6 @@ class TritonIndexed(TritonLatent):
             return
         groups = plan_parts(lengths, rows, self._capacity, self._none)
         self._add_call(slice(0, len(rows)), lengths, rows, 1, None, groups)
-
-    def _chunk(self, batch: AttentionBatch, index: int, first: int, end: int) -> list[list[int]]:
-        """Return lengths and rows of tables of the queries first to end - 1 of a chunk. Then return lengths, first
-        queries and rows of tables of their groups, where the first of these queries is query 0."""
-        count = end - first
-        before = batch.lengths[index] - (batch.starts[index + 1] - first)
-        firsts = [*range(0, count, self._scored), count]
-        lengths = list(range(before + 1, before + count + 1))
-        return [lengths, [index] * count, [before + last for last in firsts[1:]], firsts, [index] * (len(firsts) - 1)]
 
     def _add_call(
         self, queries: slice, lengths: torch.Tensor, rows: torch.Tensor, tokens: int, firsts: torch.Tensor | None,
