@@ -80,6 +80,7 @@ class ReplyMaker:
         memory = self.memory(record, keeps=shape.keeps or not request.stream)
         generation = Generation(
             pool.fleet,
+            prompts,
             submits,
             self._settings,
             memory,

@@ -8,6 +8,7 @@ from baton_proto import serving_pb2 as pb
 
 from ..answers.chat_shape import ChatShape
 from ..answers.reply import Reply
+from ..concurrency.pace import Pace
 from ..fleet.catalog import Model, Pool
 from ..reading.parts import MakeReader
 from ..requests.answer_format import AnswerFormat, answer_format
@@ -71,7 +72,9 @@ async def prepare_chat(
     record.pool = pool.spec.name
     limits = pool.limits()
     max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    pace = Pace()
     prompt = fit_prompt(token_ids, request, max_tokens, limits, param)
+    await pace.yield_to_loop()
     check_scored(len(prompt), request.prompt_logprobs, "prompt_logprobs")
     sampling = sampling_params(
         request,

@@ -33,6 +33,7 @@ class Generation:
     def __init__(
         self,
         fleet: Fleet,
+        prompts: Sequence[Sequence[int]],
         submits: Sequence[pb.Submit],
         settings: GatewaySettings,
         memory: AnswerMemory,
@@ -42,9 +43,9 @@ class Generation:
         trace_id: str | None = None,
         order: int = 0,
     ) -> None:
-        """session, order: as in Demand and AdmissionRequest. weight: the tenant's weight in the admission queue.
+        """prompts: the tokens of each of `submits`. session, order: as in Demand and AdmissionRequest.
 
-        trace_id: None when the request is not traced.
+        weight: the tenant's weight in the admission queue. trace_id: None when the request is not traced.
         """
         self.settings = settings
         self.session = session
@@ -59,7 +60,10 @@ class Generation:
         self._up_to_date = 0.0  # when the reader last had all tokens, on the event loop's clock
         self._reading_since = 0.0  # when the reader last began to wait, on the event loop's clock
         self._read_timer: asyncio.TimerHandle | None = None
-        self._prompts = [Prompt(self, fleet, submit, i * self._n) for i, submit in enumerate(submits)]
+        self._prompts = [
+            Prompt(self, fleet, token_ids, submit, index * self._n)
+            for index, (token_ids, submit) in enumerate(zip(prompts, submits, strict=True))
+        ]
         self._admission_request = AdmissionRequest(
             [prompt.demand(prompt.submit) for prompt in self._prompts],
             self._admitted,

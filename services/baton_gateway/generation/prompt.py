@@ -1,5 +1,6 @@
 """Keeps one prompt of a generation, and the journal of tokens from which its choices resume on another pod."""
 
+from array import array
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -36,8 +37,12 @@ class Prompt:
     A leg is the time that choices spend on one decode pod.
     """
 
-    def __init__(self, generation: PromptOwner, fleet: Fleet, submit: pb.Submit, first_choice: int) -> None:
+    def __init__(
+        self, generation: PromptOwner, fleet: Fleet, token_ids: Sequence[int], submit: pb.Submit, first_choice: int
+    ) -> None:
+        """token_ids: those of `submit`, from which they could be read only slowly."""
         self._generation = generation
+        self._token_ids = array("I", token_ids)
         self._first_choice = first_choice
         self._legs: dict[int, Leg] = {}  # the running leg of each unfinished choice
         self._journal: list[list[int]] = [[] for _ in range(submit.sampling.n)]
@@ -54,9 +59,7 @@ class Prompt:
         return self._demand
 
     def _demand_of(self, submit: pb.Submit) -> Demand:
-        known = (
-            submit.prompt_token_ids[:] + submit.continuation.token_ids[:]
-        )  # copying slices is much faster than iterating
+        known = self._token_ids + array("I", submit.continuation.token_ids[:])  # a slice is faster than an iterator
         max_total_tokens = len(submit.prompt_token_ids) + submit.sampling.max_tokens
         scope = CacheScope(submit.cache_scope.salt, submit.cache_scope.shared_tokens)
         return Demand.of(known, max_total_tokens, self._generation.session, scope)

@@ -1,6 +1,7 @@
 """Turns a request into sampling parameters in which every default is resolved."""
 
 import secrets
+from array import array
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -87,9 +88,18 @@ def fit_prompt(
     if not token_ids:
         raise bad_request("The prompt is empty.", param)
     # A prompt that is too long is refused later, so its ids need no check.
-    if len(token_ids) <= limits.max_model_len and (max(token_ids) >= limits.vocab_size or min(token_ids) < 0):
+    if len(token_ids) <= limits.max_model_len and not _all_below(limits.vocab_size, token_ids):
         raise bad_request(f"Token ids must be from 0 to {limits.vocab_size - 1}.", param)
     return token_ids
+
+
+def _all_below(size: int, token_ids: list[int]) -> bool:
+    """Return whether all ids are from 0 up to but not including `size`."""
+    try:
+        array("I", token_ids)  # refuses a negative number, and takes half the time of min()
+    except OverflowError:
+        return False
+    return max(token_ids) < size
 
 
 def check_scored(tokens: int, alternatives: int | None, param: str) -> None:
