@@ -4,11 +4,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import MakeModel
+from tests.faster_interpreter import make_interpreter_faster
 
 from .harness import make_engine
 from .pools import MakeEngine, Pools
+
+if not torch.cuda.is_available():
+    make_interpreter_faster()
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,8 @@ import pytest
 
 from tests.conftest import MakeModel
 
+pytestmark = pytest.mark.timeout(900)  # The first test waits for the process that looks at all cases.
+
 SETTINGS: dict[str, Any] = {"max_num_seqs": 20, "max_num_batched_tokens": 300, "max_model_len": 500, "block_size": 16}
 # The model's family with fields of its config, and the engine's settings.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -77,7 +79,7 @@ def found(tiny_model: MakeModel, processes: None) -> dict[str, Any]:
     path = os.pathsep.join([str(root), *sys.path])
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
     command = [sys.executable, "-m", "tests.engine.kernel_variants", json.dumps(cases)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root, timeout=800, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
