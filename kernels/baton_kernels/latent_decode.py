@@ -11,12 +11,15 @@ import triton
 import triton.language as tl
 
 from .decode_parts import TILE_KEYS, DecodeParts, load_part
+from .latent_rows import row_stride
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 
 # The most rows of a tile in 16 bits. For 128 heads there are two programs, which share the latents in the L2 cache.
 _MOST_ROWS = 64
 # The rows of a tile in float32. Its products need registers for whole rows.
 _WIDE_ROWS = 16
+# Of larger latents, the registers of a program hold the sums of half as many rows.
+_LARGE_RANK = 512
 # In steps of at most this many groups, a program of the second kernel merges the parts of one head, otherwise of all.
 _FEW_GROUPS = 64
 _JOIN_COLUMNS = 128
@@ -27,10 +30,10 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 # One compiled kernel serves all batches: compilation would halt a service for half a second.
 @triton.jit(do_not_specialize=["table_stride", "slots"])
 def _latent_decode_kernel(
-    q, latents, tables, plan, firsts, sinks, out, partial, logsums, scale, table_stride, slots,
+    q, latents, tables, plan, firsts, sinks, out, partial, logsums, scale, table_stride, slots, row_stride,
     HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr, TOKENS: tl.constexpr, RANK: tl.constexpr, BLOCK_RANK: tl.constexpr,
     ROPE: tl.constexpr, BLOCK_ROPE: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
-    SINKS: tl.constexpr, OVERLAP: tl.constexpr,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     slot = tl.program_id(0)
@@ -43,8 +46,12 @@ def _latent_decode_kernel(
         query = tl.load(firsts + group)
         count = tl.load(firsts + group + 1) - query
     table = tables + table_row.to(tl.int64) * table_stride
-    tiles = tl.cdiv(tl.cdiv(length, TILE), parts)
-    begin = part * tiles * TILE
+    start = 0
+    if WINDOW > 0:
+        oldest = length - count + 1 - WINDOW  # the first key that the first query sees
+        start = tl.maximum(oldest, 0) // TILE * TILE
+    tiles = tl.cdiv(tl.cdiv(length - start, TILE), parts)
+    begin = start + part * tiles * TILE
     end = tl.minimum(begin + tiles * TILE, length)
 
     member = tl.arange(0, TOKENS * BLOCK_HEADS)
@@ -71,11 +78,13 @@ def _latent_decode_kernel(
         key = first + tl.arange(0, KEYS)
         # Cache slots that no query sees may hold NaN, and 0 * NaN is NaN, so they are not loaded.
         known = key < end
+        if WINDOW > 0:
+            known = known & (key >= oldest)
         if PAGE % KEYS == 0:
             page = tl.load(table + first // PAGE).to(tl.int64)
         else:
             page = tl.load(table + key // PAGE, mask=known, other=0).to(tl.int64)
-        at = latents + ((page * PAGE + key % PAGE) * (RANK + ROPE))[:, None]
+        at = latents + ((page * PAGE + key % PAGE) * row_stride)[:, None]
         latent = tl.load(at + column[None, :], mask=known[:, None] & whole[None, :], other=0.0)
         rope = tl.load(at + RANK + rest[None, :], mask=known[:, None] & whole_rest[None, :], other=0.0)
         scores = tl.dot(latent_query, tl.trans(latent), input_precision="ieee")
@@ -83,10 +92,12 @@ def _latent_decode_kernel(
         seen = known[None, :]
         if TOKENS > 1:
             seen = seen & (key[None, :] < seen_keys[:, None])
+            if WINDOW > 0:
+                seen = seen & (key[None, :] >= seen_keys[:, None] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=1))
         # A tile without a visible key leaves the peak at -inf, and -inf - -inf is NaN.
-        base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if TOKENS > 1 else new_peak
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if TOKENS > 1 or WINDOW > 0 else new_peak
         shrink = tl.exp2(peak - base)
         weights = tl.exp2(scores - base[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
@@ -101,7 +112,7 @@ def _latent_decode_kernel(
         return
     cell = (slot.to(tl.int64) * TOKENS + token) * HEADS + head
     tl.store(partial + cell[:, None] * RANK + column[None, :], result, mask=real[:, None] & whole[None, :])
-    # The first queries of a group may see no key of its last part.
+    # The first queries of a group may see no key of its last part. A window may leave fewer tiles than there are parts.
     tl.store(logsums + cell, tl.where(total == 0.0, float("-inf"), peak + tl.log2(safe)), mask=real)
 
 
@@ -147,23 +158,25 @@ def _join_kernel(
         tl.store(to, (joined / total).to(out.dtype.element_ty), mask=whole)
 
 
-def tokens_per_group(heads: int, element_size: int) -> int:
+def tokens_per_group(heads: int, element_size: int, rank: int) -> int:
     """Return how many tokens of one sequence fill a tile; element_size is in bytes."""
-    return max(_most_rows(element_size) // _block_heads(heads, element_size), 1)
+    return max(_most_rows(element_size, rank) // _block_heads(heads, element_size, rank), 1)
 
 
-def programs_per_part(heads: int, element_size: int) -> int:
+def programs_per_part(heads: int, element_size: int, rank: int) -> int:
     """Return the number of programs that compute the heads of one part; element_size is in bytes."""
-    return -(-heads // _block_heads(heads, element_size))
+    return -(-heads // _block_heads(heads, element_size, rank))
 
 
-def _most_rows(element_size: int) -> int:
-    return _MOST_ROWS if element_size == 2 else _WIDE_ROWS
+def _most_rows(element_size: int, rank: int) -> int:
+    if element_size > 2:
+        return _WIDE_ROWS
+    return _MOST_ROWS if rank <= _LARGE_RANK else _MOST_ROWS // 2
 
 
-def _block_heads(heads: int, element_size: int) -> int:
+def _block_heads(heads: int, element_size: int, rank: int) -> int:
     rows: int = triton.next_power_of_2(heads)
-    return min(max(rows, 16), _most_rows(element_size))
+    return min(max(rows, 16), _most_rows(element_size, rank))
 
 
 def latent_decode(
@@ -176,16 +189,17 @@ def latent_decode(
     tokens: int = 1,
     firsts: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    window: int = 0,
     keys: int = 0,
     num_warps: int = 0,
     num_stages: int = 0,
 ) -> torch.Tensor:
     """Return attention over latents, [T, heads, rank], of the absorbed queries of groups.
 
-    q: [T, heads, rank + rope_dim]. latents: [blocks, block_size, 1, rank + rope_dim]. Both are contiguous. tables:
+    q: [T, heads, rank + rope_dim]. latents: [blocks, block_size, 1, rank + rope_dim], with contiguous rows. tables:
     [rows, most blocks] int32. parts: the parts of the groups; they hold the length of each group and its row of tables.
     tokens: the most queries of a group. firsts: [groups + 1] int32, the first query of each group; None = each has one.
-    sinks: [heads] float32, as AttentionVariant has them. keys: the keys of a tile, a divisor of TILE_KEYS. 0 = choose
+    sinks, window: as AttentionVariant has them. keys: the keys of a tile, a divisor of TILE_KEYS. 0 = choose
     this and the arguments after it.
     """
     total, heads, width = q.shape
@@ -194,16 +208,17 @@ def latent_decode(
     partial = q.new_empty((slots, tokens, heads, rank), dtype=torch.float32)
     logsums = q.new_empty((slots, tokens, heads), dtype=torch.float32)
     size = q.element_size()
-    block_heads = _block_heads(heads, size)
+    block_heads = _block_heads(heads, size, rank)
     tall, wide = tokens * block_heads > 16, size > 2
     options = overlap_options(q.device)
-    _latent_decode_kernel[(slots, programs_per_part(heads, size))](
+    _latent_decode_kernel[(slots, programs_per_part(heads, size, rank))](
         q, latents, tables, parts.plan, parts.spans if firsts is None else firsts, q if sinks is None else sinks,
-        out, partial, logsums, scale, tables.stride(0), slots, HEADS=heads, BLOCK_HEADS=block_heads, TOKENS=tokens,
+        out, partial, logsums, scale, tables.stride(0), slots, row_stride(latents),
+        HEADS=heads, BLOCK_HEADS=block_heads, TOKENS=tokens,
         RANK=rank, BLOCK_RANK=max(triton.next_power_of_2(rank), 16),
         ROPE=width - rank, BLOCK_ROPE=max(triton.next_power_of_2(width - rank), 16),
         PAGE=latents.shape[1], TILE=TILE_KEYS, KEYS=keys or (16 if wide else 32 if tall else 64),
-        SINKS=sinks is not None,
+        WINDOW=window, SINKS=sinks is not None,
         num_warps=num_warps or (8 if tall else 4),
         num_stages=num_stages or (1 if wide else 2), **options,
     )  # fmt: skip

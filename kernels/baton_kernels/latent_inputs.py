@@ -5,6 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .latent_rows import row_stride
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 
 
@@ -12,10 +13,10 @@ from .overlap import let_next_start, overlap_options, wait_for_inputs
 # multiple of 16 bytes.
 @triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _latent_rope_and_cache_kernel(
-    q, kv, norm, cos, sin, positions, slots, latents, out, eps, q_stride, kv_stride,
+    q, kv, norm, rope_norm, cos, sin, positions, slots, latents, out, eps, q_stride, kv_stride, latent_stride,
     HEADS: tl.constexpr, KEY: tl.constexpr, BLOCK_KEY: tl.constexpr, RANK: tl.constexpr, BLOCK_RANK: tl.constexpr,
     HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr, INTERLEAVED: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    ROPE_NORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The programs of the last head block compute the latents, the others queries."""
     let_next_start(OVERLAP)
@@ -48,7 +49,7 @@ def _latent_rope_and_cache_kernel(
         return
     column = tl.arange(0, BLOCK_RANK)
     whole = column < RANK
-    from_row, to_row = kv + token * kv_stride, latents + slot * (RANK + 2 * HALF)
+    from_row, to_row = kv + token * kv_stride, latents + slot * latent_stride
     values = tl.load(from_row + column, mask=whole, other=0.0)
     wide = values.to(tl.float32)
     scales = tl.load(norm + column, mask=whole, other=0.0)
@@ -56,6 +57,13 @@ def _latent_rope_and_cache_kernel(
     tl.store(to_row + column, normed.to(values.dtype), mask=whole)
     first = tl.load(from_row + RANK + first_at, mask=rotates, other=0.0).to(tl.float32)[None, :]
     second = tl.load(from_row + RANK + second_at, mask=rotates, other=0.0).to(tl.float32)[None, :]
+    if ROPE_NORM:
+        scale = tl.rsqrt(tl.sum(first * first + second * second) / (2 * HALF) + eps)
+        first_scales = tl.load(rope_norm + first_at, mask=rotates, other=0.0)[None, :]
+        second_scales = tl.load(rope_norm + second_at, mask=rotates, other=0.0)[None, :]
+        # The norm's result is rounded before it is rotated.
+        first = ((first * scale).to(scales.dtype) * first_scales).to(values.dtype).to(tl.float32)
+        second = ((second * scale).to(scales.dtype) * second_scales).to(values.dtype).to(tl.float32)
     to_rope = to_row + RANK + pair[None, :]
     tl.store(to_rope, (first * c - second * s).to(latents.dtype.element_ty), mask=rotates[None, :])
     tl.store(to_rope + HALF, (second * c + first * s).to(latents.dtype.element_ty), mask=rotates[None, :])
@@ -73,8 +81,10 @@ def latent_rope_and_cache(
     latents: torch.Tensor,
     num_heads: int,
     out: torch.Tensor | None = None,
+    rope_norm: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute latent_rope_and_cache_reference. Rows of q and kv are contiguous; all other tensors are altogether."""
+    """Compute latent_rope_and_cache_reference. Rows of q, kv and latents are contiguous; all other tensors are
+    altogether."""
     tokens, rank = len(q), len(norm)
     half = (kv.shape[1] - rank) // 2
     width = q.shape[1] // num_heads
@@ -83,10 +93,11 @@ def latent_rope_and_cache(
         out = q.new_empty(tokens, num_heads, width)
     block = min(triton.next_power_of_2(num_heads), 8)
     _latent_rope_and_cache_kernel[(tokens, triton.cdiv(num_heads, block) + 1)](
-        q, kv, norm, *rotary, positions, slots, latents, out, eps, q.stride(0), kv.stride(0),
+        q, kv, norm, norm if rope_norm is None else rope_norm, *rotary, positions, slots, latents, out, eps,
+        q.stride(0), kv.stride(0), row_stride(latents),
         HEADS=num_heads, KEY=key, BLOCK_KEY=triton.next_power_of_2(key),
         RANK=rank, BLOCK_RANK=triton.next_power_of_2(rank),
         HALF=half, BLOCK_HALF=triton.next_power_of_2(half), BLOCK_HEADS=block, INTERLEAVED=interleaved,
-        num_warps=4, **overlap_options(q.device),
+        ROPE_NORM=rope_norm is not None, num_warps=4, **overlap_options(q.device),
     )  # fmt: skip
     return out

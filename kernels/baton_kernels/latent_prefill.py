@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from .latent_rows import row_stride
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 
 GATHER_TOKENS = 16
@@ -22,7 +23,7 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 # One compiled kernel serves all batches: compilation would halt a service for half a second.
 @triton.jit(do_not_specialize=["table_stride"])
 def _gather_kernel(
-    latents, tables, lengths, tile_sequences, tile_firsts, tile_rows, out, table_stride,
+    latents, tables, lengths, tile_sequences, tile_firsts, tile_rows, out, table_stride, row_stride,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, TOKENS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
@@ -36,7 +37,7 @@ def _gather_kernel(
     page = tl.load(tables + sequence.to(tl.int64) * table_stride + position // PAGE, mask=known, other=0).to(tl.int64)
     inside = known[:, None] & (column < WIDTH)[None, :]
     values = tl.load(
-        latents + ((page * PAGE + position % PAGE) * WIDTH)[:, None] + column[None, :], mask=inside, other=0.0
+        latents + ((page * PAGE + position % PAGE) * row_stride)[:, None] + column[None, :], mask=inside, other=0.0
     )
     tl.store(out + row[:, None] * WIDTH + column[None, :], values, mask=inside)
 
@@ -49,16 +50,26 @@ class GatherTiles(NamedTuple):
     rows: list[int]
 
 
-def gather_tiles(sequences: list[int], lengths: list[int]) -> tuple[GatherTiles, list[int]]:
-    """Return the tiles of some sequences, and the row of each sequence's first token, all tokens after the last."""
-    tiles, starts = GatherTiles([], [], []), [0]
+def gather_tiles(
+    sequences: list[int], lengths: list[int], oldest: list[int] | None = None
+) -> tuple[GatherTiles, list[int], int]:
+    """Return the tiles of some sequences, the row that each sequence's first token has or would have, and how many rows
+    there are.
+
+    oldest: of each sequence, the first token that is gathered; None = all are. It has a row whose number within the
+    sequence's rows is that of its place in a tile of keys, so that tiles of keys begin at multiples of their size.
+    """
+    tiles, starts, rows = GatherTiles([], [], []), list[int](), 0
     for sequence in sequences:
-        firsts = range(0, lengths[sequence], GATHER_TOKENS)
+        begin = 0 if oldest is None else oldest[sequence]
+        start = rows - begin // _KEYS * _KEYS
+        firsts = range(begin, lengths[sequence], GATHER_TOKENS)
         tiles.sequences.extend([sequence] * len(firsts))
         tiles.firsts.extend(firsts)
-        tiles.rows.extend(starts[-1] + first for first in firsts)
-        starts.append(starts[-1] + lengths[sequence])
-    return tiles, starts
+        tiles.rows.extend(start + first for first in firsts)
+        starts.append(start)
+        rows = start + lengths[sequence]
+    return tiles, starts, rows
 
 
 def gather_latents(
@@ -68,27 +79,32 @@ def gather_latents(
     tiles: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     keys: int,
 ) -> torch.Tensor:
-    """Compute gather_latents_reference. tiles: of `gather_tiles`, int32 on the device. keys: tokens of all sequences.
+    """Compute gather_latents_reference. tiles: of `gather_tiles`, int32 on the device. keys: rows of the result. Those
+    of tokens that are not gathered are undefined.
 
-    tables: [S, most blocks], lengths: [S], int32.
+    latents: with contiguous rows. tables: [S, most blocks], lengths: [S], int32.
     """
     width = latents.shape[3]
     out = latents.new_empty(keys, width)
     _gather_kernel[(len(tiles[0]),)](
-        latents, tables, lengths, *tiles, out, tables.stride(0), WIDTH=width, BLOCK=triton.next_power_of_2(width),
-        PAGE=latents.shape[1], TOKENS=GATHER_TOKENS, num_warps=4, **overlap_options(latents.device),
+        latents, tables, lengths, *tiles, out, tables.stride(0), row_stride(latents),
+        WIDTH=width, BLOCK=triton.next_power_of_2(width), PAGE=latents.shape[1], TOKENS=GATHER_TOKENS,
+        num_warps=4, **overlap_options(latents.device),
     )  # fmt: skip
     return out
 
 
 @triton.jit
 def _attend(
-    acc, peak, total, query, rope_query, position, begin, end, keys, values, ropes, first_row, head, row_width, scale,
+    acc, peak, total, query, rope_query, position, oldest, begin, end, keys, values, ropes, first_row, head, row_width,
+    scale,
     KEY: tl.constexpr, BLOCK_KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_VALUE: tl.constexpr, RANK: tl.constexpr,
-    ROPE: tl.constexpr, BLOCK_ROPE: tl.constexpr, KEYS: tl.constexpr, WHOLE: tl.constexpr, MASKED: tl.constexpr,
+    ROPE: tl.constexpr, BLOCK_ROPE: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, WHOLE: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """Attend with one tile of queries over keys [begin, end). Without MASKED, every query must see all of these keys.
 
+    oldest: the first key that any of the queries sees, with WINDOW only.
     first_row: the row of the sequence's first key. row_width: elements of a row of keys and values. WHOLE: keys, values
     and ropes are descriptors of tiles, otherwise pointers.
     """
@@ -98,6 +114,8 @@ def _attend(
         # What lies behind the last key is another sequence's or undefined. Its values are replaced by 0, as 0 * NaN is
         # NaN.
         known = key < end
+        if WINDOW > 0:
+            known = known & (key >= oldest)
         if WHOLE:
             row = first_row + first
             k = tl.trans(keys.load([row, head * (KEY + VALUE)]))
@@ -114,10 +132,14 @@ def _attend(
         scores = tl.dot(rope_query, k_rope, scores, input_precision="ieee") * (scale * _LOG2E)
         if MASKED:
             seen = (position[:, None] >= key[None, :]) & known[None, :]
+            if WINDOW > 0:
+                seen = seen & (position[:, None] - key[None, :] < WINDOW)
             scores = tl.where(seen, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=1))
-        shrink = tl.exp2(peak - new_peak)
-        weights = tl.exp2(scores - new_peak[:, None])
+        # A tile without a visible key leaves the peak at -inf, and -inf - -inf is NaN.
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if WINDOW > 0 else new_peak
+        shrink = tl.exp2(peak - base)
+        weights = tl.exp2(scores - base[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
         if WHOLE:
             v = values.load([row, head * (KEY + VALUE) + KEY])
@@ -137,7 +159,8 @@ def _latent_prefill_kernel(
     row_width,
     HEADS: tl.constexpr, KEY: tl.constexpr, BLOCK_KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_VALUE: tl.constexpr,
     RANK: tl.constexpr, ROPE: tl.constexpr, BLOCK_ROPE: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, WHOLE: tl.constexpr, SINKS: tl.constexpr, OVERLAP: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, WHOLE: tl.constexpr, SINKS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     wait_for_inputs(OVERLAP)
@@ -160,6 +183,10 @@ def _latent_prefill_kernel(
     lowest = length - end_query + first_query
     highest = tl.minimum(lowest + QUERIES, length)
     middle = (lowest + 1) // KEYS * KEYS
+    oldest, begin = 0, 0
+    if WINDOW > 0:
+        oldest = tl.maximum(lowest - WINDOW + 1, 0)
+        begin = oldest // KEYS * KEYS
     if SINKS:
         # The softmax begins with the sink, whose value is 0.
         peak = tl.zeros([QUERIES], tl.float32) + tl.load(sinks + first_head + head) * _LOG2E
@@ -169,12 +196,12 @@ def _latent_prefill_kernel(
         total = tl.zeros([QUERIES], tl.float32)
     acc = tl.zeros([QUERIES, BLOCK_VALUE], tl.float32)
     acc, peak, total = _attend(
-        acc, peak, total, query, rope_query, position, 0, middle, keys, values, ropes, first_row, head, row_width,
-        scale, KEY, BLOCK_KEY, VALUE, BLOCK_VALUE, RANK, ROPE, BLOCK_ROPE, KEYS, WHOLE, False,
+        acc, peak, total, query, rope_query, position, oldest, begin, middle, keys, values, ropes, first_row, head,
+        row_width, scale, KEY, BLOCK_KEY, VALUE, BLOCK_VALUE, RANK, ROPE, BLOCK_ROPE, KEYS, WINDOW, WHOLE, WINDOW > 0,
     )  # fmt: skip
     acc, peak, total = _attend(
-        acc, peak, total, query, rope_query, position, middle, highest, keys, values, ropes, first_row, head, row_width,
-        scale, KEY, BLOCK_KEY, VALUE, BLOCK_VALUE, RANK, ROPE, BLOCK_ROPE, KEYS, WHOLE, True,
+        acc, peak, total, query, rope_query, position, oldest, middle, highest, keys, values, ropes, first_row, head,
+        row_width, scale, KEY, BLOCK_KEY, VALUE, BLOCK_VALUE, RANK, ROPE, BLOCK_ROPE, KEYS, WINDOW, WHOLE, True,
     )  # fmt: skip
     to = out + vector * VALUE + value_column[None, :]
     result = (acc / total[:, None]).to(out.dtype.element_ty)
@@ -201,6 +228,7 @@ def latent_prefill(
     out: torch.Tensor,
     block_queries: int,
     sinks: torch.Tensor | None = None,
+    window: int = 0,
     num_warps: int = 8,
     num_stages: int = 2,
 ) -> torch.Tensor:
@@ -209,8 +237,8 @@ def latent_prefill(
     q: [T, all heads, key_dim + rope_dim]. out: [T, all heads, value_dim]. expanded: [keys, heads, key_dim + value_dim]
     of the heads from first_head on. latents: [keys, rank + rope_dim]. lengths, starts and key_starts: [sequences],
     tokens of each sequence, its first query and the row of its first key; starts has one more. tiles: of
-    prefill_attention.prefill_tiles for the same block_queries, on the device. sinks: [all heads] float32, as
-    AttentionVariant has them. All are contiguous, indices int32.
+    prefill_attention.prefill_tiles for the same block_queries, on the device. sinks, window: as AttentionVariant has
+    them. All are contiguous, indices int32. With a window, rows of tokens that no query sees may be undefined.
     """
     heads, value = expanded.shape[1], out.shape[2]
     key, rope = expanded.shape[2] - value, latents.shape[1] - rank
@@ -229,8 +257,8 @@ def latent_prefill(
         q, keys, values, ropes, lengths, starts, key_starts, *tiles, q if sinks is None else sinks, out, scale,
         first_head, row_width,
         HEADS=q.shape[1], KEY=key, BLOCK_KEY=blocks[0], VALUE=value, BLOCK_VALUE=blocks[1],
-        RANK=rank, ROPE=rope, BLOCK_ROPE=blocks[2], QUERIES=block_queries, KEYS=block_keys, WHOLE=whole,
-        SINKS=sinks is not None, num_warps=num_warps, num_stages=num_stages if small else 1,
+        RANK=rank, ROPE=rope, BLOCK_ROPE=blocks[2], QUERIES=block_queries, KEYS=block_keys,
+        WINDOW=window, WHOLE=whole, SINKS=sinks is not None, num_warps=num_warps, num_stages=num_stages if small else 1,
         **overlap_options(q.device),
     )  # fmt: skip
     return out

@@ -206,7 +206,7 @@ class Latent:
         keys, warps, stages = self._tile
 
         def step() -> None:
-            parts = plan_parts(on_device, rows, max(programs // programs_per_part(heads, 2), 1), none)
+            parts = plan_parts(on_device, rows, max(programs // programs_per_part(heads, 2, spec.rank), 1), none)
             for latents, up in zip(caches, ups, strict=True):
                 q = absorb_queries(queries, up, spec.rope_dim) if products else absorbed
                 attended = latent_decode(

@@ -26,16 +26,24 @@ class LatentSpec(AttentionSpec, frozen=True, kw_only=True):
         """Elements of a head's query."""
         return self.key_dim + self.rope_dim
 
+    def pair_operations(self, decode: bool) -> int:
+        """Return the additions and multiplications of a head for each pair of a query and a key. decode: absorbed."""
+        return 2 * (self.latent_dim + self.rank if decode else self.query_dim + self.value_dim)
+
     def expands(self, tokens: int, length: int) -> bool:
         """Whether expanding all latents of a sequence is cheaper than absorbing the weights into the queries.
 
         tokens: to compute, the last ones of `length`. Counted are the multiplications of a head. Both ways multiply
         rank * (key_dim + value_dim) times for each new token: to expand its latent, or to absorb the weights into its
         query and to turn its result into a value. Expanding does it for the tokens before the new ones, too. In return
-        a pair of query and key needs key_dim + rope_dim + value_dim multiplications, and not 2 * rank + rope_dim.
+        a pair of query and key needs key_dim + rope_dim + value_dim multiplications, and not 2 * rank + rope_dim. Only
+        pairs within the window are computed.
         """
         before = length - tokens
         pairs = tokens * before + tokens * (tokens + 1) // 2
+        if self.window is not None:
+            pairs -= _sum_to(length - self.window) - _sum_to(before - self.window)
+            before = min(before, self.window - 1)
         saved = pairs * (2 * self.rank - self.key_dim - self.value_dim)
         return before * self.rank * (self.key_dim + self.value_dim) <= saved
 
@@ -52,8 +60,17 @@ class IndexedLatentSpec(LatentSpec, frozen=True, kw_only=True):
     index_dim: int
 
 
+def latent_specs(specs: tuple[AttentionSpec, ...]) -> tuple[LatentSpec, ...]:
+    """Return the kinds of latent attention that layers have. Those with a spec of another kind have states instead."""
+    return tuple({spec: None for spec in specs if isinstance(spec, LatentSpec)})
+
+
 def shared_spec(specs: tuple[AttentionSpec, ...]) -> LatentSpec:
-    """Return the spec of all layers with attention. Those with a window have states instead."""
-    [spec] = {spec for spec in specs if spec.window is None}
-    assert isinstance(spec, LatentSpec)
+    """Return the spec of all layers with latent attention."""
+    [spec] = latent_specs(specs)
     return spec
+
+
+def _sum_to(last: int) -> int:
+    """Return the sum of the numbers from 1 to `last`."""
+    return last * (last + 1) // 2 if last > 0 else 0

@@ -22,13 +22,13 @@ from baton_engine.model_config import ModelConfig
 from baton_engine.ops import TORCH, Ops
 from baton_engine.step_plan import StepPlan
 from baton_kernels.decode_parts import FIELDS, LENGTH, PART, PARTS, ROW, SEQUENCE, TILE_KEYS, DecodeParts
+from baton_kernels.latent_prefill import GATHER_TOKENS
 from baton_kernels.prefill_cuts import TileCuts
 from baton_kernels.reference.decode_parts import parts_reference
 from baton_kernels.reference.indexed import index_scores_reference, selection_reference
 from baton_kernels.reference.key_blocks import key_block_scores_reference, key_block_selection_reference
 from baton_kernels.reference.latent import (
     absorb_queries_reference,
-    gather_latents_reference,
     latent_prefill_reference,
     values_of_reference,
 )
@@ -193,13 +193,14 @@ def latent_decode(
     tokens: int,
     firsts: torch.Tensor | None,
     sinks: torch.Tensor | None,
+    window: int,
 ) -> torch.Tensor:
     groups = parts.plan[:, parts.plan[PART] == 0]
     starts = torch.arange(len(q) + 1, dtype=torch.int32) if firsts is None else firsts
     assert int((starts[1:] - starts[:-1]).max()) <= tokens
     values = latents[..., :rank]
     return paged_attention_reference(
-        q, latents, values, tables[groups[ROW]], groups[LENGTH], starts, AttentionVariant(scale, sinks=sinks)
+        q, latents, values, tables[groups[ROW]], groups[LENGTH], starts, AttentionVariant(scale, window, sinks=sinks)
     )
 
 
@@ -210,8 +211,11 @@ def gather_latents(
     tiles: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     keys: int,
 ) -> torch.Tensor:
-    gathered = gather_latents_reference(latents, tables, tiles[0].unique().tolist(), lengths.tolist())
-    assert len(gathered) == keys
+    gathered = latents.new_full((keys, latents.shape[3]), torch.nan)
+    for sequence, first, row in zip(*(tile.tolist() for tile in tiles), strict=True):
+        end = min(first + GATHER_TOKENS, int(lengths[sequence]))
+        blocks = tables[sequence, torch.arange(first, end) // latents.shape[1]].long()
+        gathered[row : row + end - first] = latents[blocks, torch.arange(first, end) % latents.shape[1], 0]
     return gathered
 
 
@@ -229,15 +233,18 @@ def latent_prefill(
     out: torch.Tensor,
     block_queries: int,
     sinks: torch.Tensor | None,
+    window: int,
 ) -> None:
     heads, rope = slice(first_head, first_head + expanded.shape[1]), latents.shape[1] - rank
     for at in tiles[0].unique().tolist():
         rows, length = slice(int(starts[at]), int(starts[at + 1])), int(lengths[at])
-        mine = slice(int(key_starts[at]), int(key_starts[at]) + length)
-        positions = torch.arange(length - (rows.stop - rows.start), length)
+        first = length - (rows.stop - rows.start)
+        oldest = max(first + 1 - window, 0) if window else 0
+        mine = slice(int(key_starts[at]) + oldest, int(key_starts[at]) + length)
+        positions = torch.arange(first, length) - oldest
         own = None if sinks is None else sinks[heads]
         out[rows, heads] = latent_prefill_reference(
-            q[rows, heads], expanded[mine], latents[mine], positions, scale, rope, own
+            q[rows, heads], expanded[mine], latents[mine], positions, scale, rope, own, window
         )  # fmt: skip
 
 

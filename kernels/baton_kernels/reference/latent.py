@@ -26,6 +26,7 @@ def latent_rope_and_cache_reference(
     latents: torch.Tensor,
     num_heads: int,
     out: torch.Tensor | None = None,
+    rope_norm: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotate the ends of queries and keys, norm the latents, and write them to their slots of the cache.
 
@@ -33,7 +34,8 @@ def latent_rope_and_cache_reference(
     and sines, [positions, rope_dim / 2] float32 each. interleaved: the inputs hold the two elements of each pair side
     by side; otherwise element i pairs with i + rope_dim / 2, as it always does in the results. positions: [T] int.
     slots: [T] int64, block * block_size + offset; nothing is written for a negative slot. latents: [blocks, block_size,
-    1, rank + rope_dim], written in place. Returns the queries [T, heads, key_dim + rope_dim], in out when given.
+    1, rank + rope_dim], written in place. rope_norm: weight [rope_dim] of an RMS norm of the keys' ends before their
+    rotation; None = there is none. Returns the queries [T, heads, key_dim + rope_dim], in out when given.
     """
     rank, rope_dim = len(norm), kv.shape[1] - len(norm)
     cos, sin = (table[positions].unsqueeze(1) for table in rotary)
@@ -41,7 +43,8 @@ def latent_rope_and_cache_reference(
     key_dim = heads.shape[2] - rope_dim
     rotated = torch.cat([heads[..., :key_dim], rotate(heads[..., key_dim:], cos, sin, interleaved)], dim=-1)
     normed = add_rms_norm_reference(kv[:, :rank], None, norm, eps)
-    latent = torch.cat([normed, rotate(kv[:, None, rank:], cos, sin, interleaved)[:, 0]], dim=-1)
+    ends = kv[:, rank:] if rope_norm is None else add_rms_norm_reference(kv[:, rank:], None, rope_norm, eps)
+    latent = torch.cat([normed, rotate(ends[:, None], cos, sin, interleaved)[:, 0]], dim=-1)
     kept = slots >= 0
     latents.flatten(0, 2).index_copy_(0, slots[kept], latent[kept])
     return rotated if out is None else out.copy_(rotated)
@@ -86,18 +89,20 @@ def latent_prefill_reference(
     scale: float,
     rope_dim: int,
     sinks: torch.Tensor | None = None,
+    window: int = 0,
 ) -> torch.Tensor:
     """Causal attention of a sequence's queries over expanded keys and values, computed in float64.
 
     q: [T, heads, key_dim + rope_dim]. expanded: [keys, heads, key_dim + value_dim]. latents: [keys, rank + rope_dim].
-    positions: [T] int, the position of each query. sinks: [heads], as AttentionVariant has them. Returns [T, heads,
+    positions: [T] int, the position of each query. sinks, window: as AttentionVariant has them. Returns [T, heads,
     value_dim].
     """
     key_dim = q.shape[2] - rope_dim
     shared = latents[:, None, -rope_dim:].expand(-1, q.shape[1], -1)
     keys = torch.cat([expanded[..., :key_dim], shared], dim=-1).double()
     scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * scale
-    hidden = torch.arange(len(keys), device=q.device)[None, :] > positions[:, None]
+    ages = positions[:, None] - torch.arange(len(keys), device=q.device)[None, :]
+    hidden = ages < 0 if not window else (ages < 0) | (ages >= window)
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
         scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, len(q), 1)], dim=-1)

@@ -8,7 +8,7 @@ import torch
 
 from baton_engine.attention_spec import AttentionSpec, KeyBlockSpec
 from baton_engine.config import ConfigError
-from baton_engine.latent_spec import IndexedLatentSpec, LatentSpec
+from baton_engine.latent_spec import IndexedLatentSpec, LatentSpec, latent_specs
 from baton_engine.model_config import ModelConfig
 
 from .backend import AttentionBackend
@@ -29,6 +29,11 @@ _BACKENDS: dict[type[AttentionSpec], dict[str, tuple[str, str]]] = {
         "torch_sdpa": ("torch_key_blocks", "TorchKeyBlocks"),
     },
     IndexedLatentSpec: {"triton": ("triton_indexed", "TritonIndexed"), "torch_sdpa": ("torch_indexed", "TorchIndexed")},
+}
+# Those for models whose layers have several kinds of latent attention.
+_OF_SEVERAL_LATENTS = {
+    "triton": ("triton_latents_by_layer", "TritonLatentsByLayer"),
+    "torch_sdpa": ("torch_latents_by_layer", "TorchLatentsByLayer"),
 }
 # The largest head_dim for which tiles of keys and values fit into shared memory, and that on GPUs with 227 KiB of it,
 # by their major capability. The kernel for Hopper has tiles for the former alone.
@@ -85,15 +90,18 @@ def select_backend(
 
 def backend_class(name: str, config: ModelConfig) -> type[AttentionBackend]:
     """Return the class of a backend that `select_backend` has returned for the model."""
-    module, kind = _BACKENDS[_kind(config)][name]
+    module, kind = _modules(config)[name]
     return cast(type[AttentionBackend], getattr(import_module(f".{module}", __package__), kind))
 
 
-def _kind(config: ModelConfig) -> type[AttentionSpec]:
-    """Return the kind of attention that a backend must have. Layers may also have the plain kind."""
+def _modules(config: ModelConfig) -> dict[str, tuple[str, str]]:
+    """Return the backends for the kind of attention that layers have, as in _BACKENDS. Layers may also have the plain
+    kind."""
+    if len(latent_specs(config.attention)) > 1:
+        return _OF_SEVERAL_LATENTS
     kinds = {type(spec) for spec in config.attention}
     [kind] = kinds - {AttentionSpec} or kinds
-    return kind
+    return _BACKENDS[kind]
 
 
 def _why_not_hopper(
@@ -106,7 +114,7 @@ def _why_not_hopper(
 ) -> str | None:
     if not _is_hopper(device):
         return "it needs a Hopper GPU"
-    if "hopper" not in _BACKENDS[_kind(config)] or any(spec.alibi is not None for spec in config.attention):
+    if "hopper" not in _modules(config) or any(spec.alibi is not None for spec in config.attention):
         return "it has no latent attention, no selected blocks of keys and no ALiBi"
     if deterministic:
         return "--deterministic rules it out, as tiles with a mask and without are rounded in different ways"

@@ -116,5 +116,5 @@ class TritonIndexed(TritonLatent):
         for call in self._selected:
             assert call.slots is not None
             absorbed = absorb_queries(q[call.queries], up, spec.rope_dim, fixed)
-            attended = latent_decode(absorbed, tokens, call.slots, call.parts, spec.scale, spec.rank, 1, None, sinks)
+            attended = latent_decode(absorbed, tokens, call.slots, call.parts, spec.scale, spec.rank, 1, None, sinks, 0)
             values_of(attended, up, out[call.queries], fixed)

@@ -40,8 +40,8 @@ class _Absorbed(msgspec.Struct):
 class _Expanded(msgspec.Struct):
     """Sequences whose latents are expanded in one call.
 
-    keys: tokens of all of them. gather: of `gather_tiles`. key_starts: [sequences of the step], the row of the first
-    key of those that the call expands. tiles: of queries, as latent_prefill has them.
+    keys: rows of all of them. gather: of `gather_tiles`. key_starts: [sequences of the step], the row that the first
+    key has or would have, of those that the call expands. tiles: of queries, as latent_prefill has them.
     """
 
     keys: int
@@ -63,9 +63,9 @@ class TritonLatent:
         self._spec = shared_spec(specs)
         size = cache.planes[0].element_size()
         self._queries = queries_per_tile(size)
-        self._group = 1 if limits.deterministic else tokens_per_group(num_heads, size)
+        self._group = 1 if limits.deterministic else tokens_per_group(num_heads, size, self._spec.rank)
         # With a capacity of one part, no sequence is divided.
-        programs = max(_PROGRAMS // programs_per_part(num_heads, size), 1)
+        programs = max(_PROGRAMS // programs_per_part(num_heads, size, self._spec.rank), 1)
         self._capacity = 1 if limits.deterministic else programs
         self._none = torch.empty(0, dtype=torch.int32, device=cache.device)
         self._in_order = torch.empty(0, dtype=torch.int64, device=cache.device)
@@ -77,12 +77,13 @@ class TritonLatent:
         counts, decodes = batch.counts, batch.decodes
         chunks = [index for index in range(decodes, len(counts)) if self._reads_all(batch.lengths[index])]
         grouped = [index for index in chunks if not self._expands(counts[index], batch.lengths[index])]
-        calls = self._calls([index for index in chunks if index not in grouped], batch.lengths)
+        calls = self._calls([index for index in chunks if index not in grouped], counts, batch.lengths)
+        expansions = [self._expansion(batch, call) for call in calls]
         parts: list[np.ndarray | list[int]] = [batch.tables.ravel(), batch.lengths, batch.starts]
         for index in grouped:
             parts += self._groups(batch, index)
-        for call in calls:
-            parts += self._expansion(batch, call)
+        for _, columns in expansions:
+            parts += columns
         uploaded = iter(pack_to_device(parts, self._cache.device))
         flat, self._lengths, self._starts = itertools.islice(uploaded, 3)
         self._tables = flat.view(batch.tables.shape).unbind(1)
@@ -94,9 +95,8 @@ class TritonLatent:
             plan = plan_parts(lengths, rows.long(), self._capacity, self._none)
             queries = slice(batch.starts[index], batch.starts[index + 1])
             self._absorbed.append(_Absorbed(queries, self._group, firsts, plan))
-        for call in calls:
+        for keys, _ in expansions:
             sequences, positions, to, key_starts, *tiles = itertools.islice(uploaded, 6)
-            keys = sum(batch.lengths[index] for index in call)
             self._expanded.append(_Expanded(keys, (sequences, positions, to), key_starts, (tiles[0], tiles[1])))
 
     def use_rows(self, tables: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor) -> None:
@@ -119,16 +119,17 @@ class TritonLatent:
             self._in_order = torch.arange(max(count, 1024), device=self._cache.device)
         return self._in_order[:count]
 
-    def _calls(self, sequences: list[int], lengths: list[int]) -> list[list[int]]:
+    def _calls(self, sequences: list[int], counts: list[int], lengths: list[int]) -> list[list[int]]:
         """Divide sequences into calls, each with at most as many keys as the longest sequence can have."""
         calls: list[list[int]] = []
         keys = 0
         for index in sequences:
-            if not calls or keys + lengths[index] > self._limits.keys:
+            seen = lengths[index] - self._oldest(counts[index], lengths[index])
+            if not calls or keys + seen > self._limits.keys:
                 calls.append([])
                 keys = 0
             calls[-1].append(index)
-            keys += lengths[index]
+            keys += seen
         return calls
 
     def _groups(self, batch: AttentionBatch, index: int) -> list[list[int]]:
@@ -137,12 +138,18 @@ class TritonLatent:
         firsts = [*range(0, count, self._group), count]
         return [[length - count + end for end in firsts[1:]], firsts, [index] * (len(firsts) - 1)]
 
-    def _expansion(self, batch: AttentionBatch, call: list[int]) -> list[list[int]]:
-        gather, rows = gather_tiles(call, batch.lengths)
+    def _oldest(self, count: int, length: int) -> int:
+        """Return the first token that any of a sequence's `count` last tokens sees."""
+        return 0 if self._spec.window is None else max(length - count + 1 - self._spec.window, 0)
+
+    def _expansion(self, batch: AttentionBatch, call: list[int]) -> tuple[int, list[list[int]]]:
+        """Return the rows of keys of a call, and what its kernels need on the device."""
+        oldest = list(map(self._oldest, batch.counts, batch.lengths))
+        gather, rows, keys = gather_tiles(call, batch.lengths, oldest)
         key_starts = [0] * len(batch.lengths)
-        for index, row in zip(call, rows, strict=False):
+        for index, row in zip(call, rows, strict=True):
             key_starts[index] = row
-        return [*gather, key_starts, *prefill_tiles(batch.starts, self._queries, call)]
+        return keys, [*gather, key_starts, *prefill_tiles(batch.starts, self._queries, call)]
 
     def outputs(self, q: torch.Tensor) -> torch.Tensor:
         return q.new_empty(*q.shape[:2], self._spec.value_dim)
@@ -157,8 +164,9 @@ class TritonLatent:
         for call in self._absorbed:
             absorbed = absorb_queries(q[call.queries], up, spec.rope_dim, fixed)
             attended = latent_decode(
-                absorbed, latents, tables, call.parts, spec.scale, spec.rank, call.tokens, call.firsts, sinks
-            )
+                absorbed, latents, tables, call.parts, spec.scale, spec.rank, call.tokens, call.firsts, sinks,
+                spec.window or 0,
+            )  # fmt: skip
             values_of(attended, up, out[call.queries], fixed)
         for expansion in self._expanded:
             gathered = gather_latents(latents, tables, self._lengths, expansion.gather, expansion.keys)
@@ -179,5 +187,5 @@ class TritonLatent:
             torch.mm(latents[:, :rank], up[first : first + count].view(-1, rank).t(), out=there)
             latent_prefill(
                 q, there.view(call.keys, count, outputs), latents, self._lengths, self._starts, call.key_starts,
-                call.tiles, spec.scale, rank, first, out, self._queries, sinks,
+                call.tiles, spec.scale, rank, first, out, self._queries, sinks, spec.window or 0,
             )  # fmt: skip

@@ -80,6 +80,12 @@ class HeadGatedLatents(LatentAttention):
         return self._output((attended * gates).flatten(1))
 
 
+class NormedGatedLatents(HeadGatedLatents):
+    """As HeadGatedLatents, with a norm of the keys' rotated elements (dots studio, dots3-note, 2026)."""
+
+    rope_norm = "k_rope_only_layernorm"
+
+
 class ElementGatedLatents(HeadGatedLatents):
     """Latent attention with a gate for each element of a head's result (Tencent, Hy4, 2026)."""
 

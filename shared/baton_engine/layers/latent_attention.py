@@ -12,7 +12,7 @@ from .indexer import Indexer
 from .linear import Linear
 from .norm import RmsNorm
 
-# The configs of these models do not set this epsilon, unlike that of the other norms.
+# The configs of most of these models do not set this epsilon, unlike that of the other norms.
 EPS = 1e-6
 
 
@@ -23,12 +23,13 @@ class Queries:
 
     low_rank: elements of a compressed vector from which the queries are computed; None = they are computed from the
     hidden state. plain: the norm of that vector is a plain tensor, because other products take it, too. bias: the first
-    step has biases, except for queries that are computed from the hidden state.
+    step has biases, except for queries that are computed from the hidden state. eps: of the norm.
     """
 
     def __init__(
-        self, source: Source, spec: LatentSpec, hidden: int, heads: int, low_rank: int | None, plain: bool, bias: bool
-    ) -> None:
+        self, source: Source, spec: LatentSpec, hidden: int, heads: int, low_rank: int | None, plain: bool, bias: bool,
+        eps: float = EPS,
+    ) -> None:  # fmt: skip
         queries = heads * spec.query_dim
         first = "q_proj" if low_rank is None else "q_a_proj"
         by_heads = Heads(source.ranks, spec.query_dim, divided=1)
@@ -42,7 +43,7 @@ class Queries:
         self.inputs = self._down.inputs
         if low_rank is not None:
             up = self._up = Linear(source, ["q_b_proj"], [queries], low_rank, shard=by_heads)
-            self._norm = RmsNorm(source.at("q_a_layernorm"), low_rank, EPS).before(None if plain else up)
+            self._norm = RmsNorm(source.at("q_a_layernorm"), low_rank, eps).before(None if plain else up)
 
     def __call__(self, x: InputRows) -> tuple[torch.Tensor, torch.Tensor, InputRows]:
         """x: [T, hidden]. Returns queries [T, heads * query_dim] and latents [T, latent_dim], with contiguous rows, and
@@ -65,11 +66,13 @@ class LatentAttention:
     side by side. scales: the factor of the queries at each position, [positions]; None = 1 everywhere. latent_scale:
     the factor of the latents after their norm. Both ways of latent attention share one copy of the weights that turn
     latents into keys and values. indexer: selects the tokens that this layer and later ones attend to; None = the layer
-    attends to all tokens, or to those that an earlier layer has selected. output: the name of the last projection.
-    sinks: the name of the sinks, if the spec has them.
+    attends to all tokens, or to those that an earlier layer has selected. output: the name of the last projection. eps:
+    of all norms. sinks: the name of the sinks, if the spec has them. rope_norm: the name of the norm of the keys'
+    rotated elements before their rotation; None = there is none.
     """
 
     sinks = "learnable_sink_param"
+    rope_norm: str | None = None
 
     def __init__(
         self,
@@ -87,15 +90,20 @@ class LatentAttention:
         latent_scale: float = 1.0,
         indexer: Indexer | None = None,
         output: str = "o_proj",
+        eps: float = EPS,
     ) -> None:
         own = head_part(heads, source.ranks)
         self._layer, self._heads, self._spec, self._ops = layer, own.stop - own.start, spec, source.ops
         self._sinks = source.take(self.sinks, (heads,), (own,), torch.float32) if spec.sinks else None
         self._rotary, self._interleaved, self._scales = rotary, interleaved, scales
         self._indexer = indexer
+        self._eps = eps
         self._queries = self.make_queries(source, spec, hidden, heads, low_rank, indexer is not None, bias)
         self.inputs = self._queries.inputs if indexer is None else NUMBERS
-        self._norm = RmsNorm(source.at("kv_a_layernorm"), spec.rank, EPS)
+        self._norm = RmsNorm(source.at("kv_a_layernorm"), spec.rank, eps)
+        self._rope_norm: torch.Tensor | None = None
+        if self.rope_norm is not None:
+            self._rope_norm = RmsNorm(source.at(self.rope_norm), spec.rope_dim, eps).weight
         if latent_scale != 1.0:
             self._norm.weight = self._norm.weight * latent_scale
         outputs = spec.key_dim + spec.value_dim
@@ -109,7 +117,7 @@ class LatentAttention:
         self, source: Source, spec: LatentSpec, hidden: int, heads: int, low_rank: int | None, plain: bool, bias: bool
     ) -> Queries:
         """Return what computes the queries and latents. The arguments are those of Queries."""
-        return Queries(source, spec, hidden, heads, low_rank, plain, bias)
+        return Queries(source, spec, hidden, heads, low_rank, plain, bias, self._eps)
 
     def __call__(self, x: InputRows, ctx: Context) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]. Afterwards the latents of the tokens are in the cache."""
@@ -127,7 +135,7 @@ class LatentAttention:
         slots, latents = ctx.cache(self._layer)[:2]
         q = self._ops.latent_rope_and_cache(
             q, kv, self._norm.weight, self._norm.eps, self._rotary, self._interleaved, ctx.positions,
-            slots, latents, self._heads, ctx.queries(len(kv), self._heads, self._spec.query_dim),
+            slots, latents, self._heads, ctx.queries(len(kv), self._heads, self._spec.query_dim), self._rope_norm,
         )  # fmt: skip
         if self._scales is not None:
             q.mul_(self._scales[ctx.positions].view(-1, 1, 1))

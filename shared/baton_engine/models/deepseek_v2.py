@@ -11,7 +11,7 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.latent_spec import LatentSpec
 from baton_engine.layers.indexer import Indexer
-from baton_engine.layers.latent_attention import LatentAttention
+from baton_engine.layers.latent_attention import EPS, LatentAttention
 from baton_engine.layers.position_scale import stepped_scales
 from baton_engine.layers.rope import read_rope, yarn_scale
 from baton_engine.source import Source
@@ -24,7 +24,7 @@ from .sparse_config import SparseConfig, read_grouped_routing, read_layers_betwe
 class DeepseekConfig(SparseConfig, frozen=True, kw_only=True):
     """latent: the attention of all layers. low_rank: of the queries; None = they are made of the hidden state.
     corrected: the router has a correction of its scores. interleaved: as in LatentAttention. growth: of queries, as in
-    stepped_scales; 0 = none. latent_scale: as in LatentAttention."""
+    stepped_scales; 0 = none. latent_scale, latent_eps: as latent_scale and eps in LatentAttention."""
 
     latent: LatentSpec
     low_rank: int | None
@@ -32,6 +32,7 @@ class DeepseekConfig(SparseConfig, frozen=True, kw_only=True):
     interleaved: bool
     growth: float = 0.0
     latent_scale: float = 1.0
+    latent_eps: float = EPS
 
     @property
     def rotary_dim(self) -> int:
@@ -47,8 +48,7 @@ class DeepseekConfig(SparseConfig, frozen=True, kw_only=True):
         return [down, *up, expansion, (hidden, heads * spec.value_dim)]
 
     def pair_operations(self, decode: bool) -> int:
-        spec = self.latent
-        return 2 * self.num_heads * (spec.latent_dim + spec.rank if decode else spec.query_dim + spec.value_dim)
+        return self.num_heads * self.latent.pair_operations(decode)
 
     def fingerprint_facts(self) -> dict[str, Any]:
         return {**super().fingerprint_facts(), "latent": [self.latent.rank, self.latent.rope_dim]}
@@ -75,7 +75,7 @@ class DeepseekLayer(DeepseekExpertsLayer):
             source, layer, config.latent, hidden=config.hidden_size, heads=config.num_heads, low_rank=config.low_rank,
             bias=config.qkv_bias, rotary=rotary, interleaved=config.interleaved, scales=scales,
             latent_scale=config.latent_scale, indexer=self.make_indexer(config, source, layer, rotary),
-            output=self.output,
+            output=self.output, eps=config.latent_eps,
         )  # fmt: skip
 
     def make_indexer(

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import torch
 
+from baton_engine.attention_spec import AttentionSpec
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.layers.recurrence import Delta, DeltaInputs, GatedDelta
@@ -71,7 +72,10 @@ def read_latent_states(
         normalize=file.flag("norm_topk_prob", True), group_best=2,
     )  # fmt: skip
     windows = state_windows(state_layers, config.num_layers)
-    specs = tuple(msgspec.structs.replace(config.latent, window=window) for window in windows)
+    states_only = AttentionSpec(scale=config.latent.scale)
+    specs = tuple(
+        config.latent if window is None else msgspec.structs.replace(states_only, window=window) for window in windows
+    )
     fields = msgspec.structs.asdict(config) | {"attention": specs}
     states = StateShape(1, heads, heads, dim, dim, length) if state_layers else None
     return LatentStatesConfig(**fields, state_layers=state_layers, states=states, least=least)
