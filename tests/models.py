@@ -58,6 +58,8 @@ _CLASSES = {
     "minimax_m2": ("MiniMaxM2Config", "MiniMaxM2ForCausalLM"),
     "minimax_m3_text": ("MiniMaxM3VLTextConfig", "MiniMaxM3VLForCausalLM"),
     "minimax_m3": ("MiniMaxM3VLConfig", "MiniMaxM3SparseForConditionalGeneration"),
+    "dots3_note_text": ("Dots3NoteTextConfig", "Dots3NoteForCausalLM"),
+    "dots3_note": ("Dots3NoteConfig", "Dots3NoteForConditionalGeneration"),
     "dots1": ("Dots1Config", "Dots1ForCausalLM"),
     "ministral3": ("Ministral3Config", "Ministral3ForCausalLM"),
     "glm4_moe_lite": ("Glm4MoeLiteConfig", "Glm4MoeLiteForCausalLM"),
@@ -259,6 +261,7 @@ _VISION["cohere_compass"] = {
 }  # fmt: skip
 _VISION["step3p7"] = _VISION["minimax_m3"] = {**_TOWER, "image_size": 28}
 _VISION["phi4_multimodal"] = {**_TOWER, "image_size": 28, "crop_size": 28}
+_VISION["dots3_note"] = {**_TOWER, "mlp_layer_types": ["dense"], "adapter_in_dim": 32, "adapter_out_dim": 64}
 _AUDIO: dict[str, dict[str, Any]] = {
     "voxtral": {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 128},
     "qwen2_omni": {
@@ -267,6 +270,10 @@ _AUDIO: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _AUDIO["phi4_multimodal"] = {
     "num_blocks": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "nemo_conv_channels": 32,
+}  # fmt: skip
+_AUDIO["dots3_note"] = {
+    "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "feature_size": 16,
+    "downsample_hidden_size": 8, "adapter_input_size": 32, "adapter_out_dim": 64,
 }  # fmt: skip
 _AUDIO["muse_spark"] = {"hidden_sizes": [8, 16, 32, 64], "depths": [1, 1, 1, 1], "out_hidden_size": 64}
 _AUDIO["qwen3_omni"] = {**_AUDIO["qwen2_omni"], "downsample_hidden_size": 16}
@@ -321,6 +328,7 @@ _TEXT_OF = {
     "fuyu": "persimmon",
     "step3p7": "step3p5",
     "minimax_m3": "minimax_m3_text",
+    "dots3_note": "dots3_note_text",
 }
 # The text parts of these are of a family that their config.json names.
 _NAMED = (
@@ -646,22 +654,31 @@ def make_model(
     if kind == "exaone_moe":
         fields |= {"moe_intermediate_size": 40, "num_hidden_layers": 4, "sliding_window": 19}
     if kind in ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "youtu", "axk1",
-                "axk2", "mistral4", "mistral_large4_text", "hy_v4", "minicpm3"):  # fmt: skip
+                "axk2", "mistral4", "mistral_large4_text", "hy_v4", "minicpm3", "dots3_note_text"):  # fmt: skip
         fields |= {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8}
         fields["v_head_dim"] = 12
         fields.pop("num_key_value_heads")
     if kind in ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "axk1", "axk2",
-                "mistral4", "mistral_large4_text", "hy_v4"):  # fmt: skip
+                "mistral4", "mistral_large4_text", "hy_v4", "dots3_note_text"):  # fmt: skip
         fields |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
         fields |= {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_hidden_layers": 3}
     if kind in ("glm4_moe_lite", "youtu", "axk1", "axk2", "mistral4", "minicpm3", "deepseek_v32", "glm_moe_dsa",
-                "mistral_large4_text", "hy_v4"):  # fmt: skip
+                "mistral_large4_text", "hy_v4", "dots3_note_text"):  # fmt: skip
         fields["num_key_value_heads"] = 4
-    if kind in ("deepseek_v32", "glm_moe_dsa", "axk2", "mistral_large4_text", "hy_v4"):
+    if kind in ("deepseek_v32", "glm_moe_dsa", "axk2", "mistral_large4_text", "hy_v4", "dots3_note_text"):
         # With few heads, many keys would have a score of 0, and transformers orders such keys in no way of its own.
         fields |= {"index_topk": 21, "index_n_heads": 16, "index_head_dim": 12}
     if kind == "hy_v4":
         fields["pad_token_id"] = None
+    if kind == "dots3_note_text":
+        # Layers with a window have more heads, whose queries are smaller and whose values are larger, and more latents.
+        fields |= {"num_hidden_layers": 4, "head_dim": 24, "sliding_window": 19, "swa_num_attention_heads": 8}
+        fields |= {"swa_num_key_value_heads": 8, "swa_q_lora_rank": 28, "swa_kv_lora_rank": 36, "swa_head_dim": 20}
+        fields |= {"swa_qk_nope_head_dim": 12, "swa_v_head_dim": 16, "shared_experts_intermediate_size": 56}
+        fields["layer_types"] = ["indexed_attention", "sliding_attention"] * 2
+        fields["pad_token_id"] = None
+        ropes = {"indexed_attention": ROPES[rope], "sliding_attention": {**ROPES["default"], "rope_theta": 500.0}}
+        fields["rope_parameters"] = ropes
     if kind == "mistral_large4_text":
         fields |= {"num_hidden_layers": 4, "no_rope_layer_interval": 2}
         fields.pop("q_lora_rank")

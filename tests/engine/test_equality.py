@@ -878,6 +878,19 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 1.5,
         },
     ),
+    "dots3-note": ("dots3_note", {"rope": "yarn", "n_group": 2, "topk_group": 1}),
+    "dots3-note-text-part-alone": (
+        "dots3_note_text",
+        {
+            "attention_bias": True,
+            "index_head_dim": 8,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": False,
+            "rms_norm_eps": 0.1,
+            "moe_layer_freq": [1, 0, 1, 1],
+        },
+    ),
     "hy3": ("hy_v3", {"attention_bias": True, "num_shared_experts": 2}),
     "hy4-low-limit": (
         "hy_v4",

@@ -81,6 +81,7 @@ MODELS = {
     "MiniMaxM2ForCausalLM": ("minimax_m2", "MiniMaxM2"),
     "MiniMaxM3VLForCausalLM": ("minimax_m3", "MiniMaxM3"),
     "Dots1ForCausalLM": ("dots1", "Dots1"),
+    "Dots3NoteForCausalLM": ("dots3_note", "Dots3Note"),
     "Ministral3ForCausalLM": ("ministral3", "Ministral3"),
     "Glm4MoeLiteForCausalLM": ("glm4_moe_lite", "Glm4MoeLite"),
     "GlmMoeDsaForCausalLM": ("glm_moe_dsa", "GlmMoeDsa"),

@@ -50,6 +50,7 @@ TEXT_PARTS: dict[str, str] = {
     "MiniMaxM3SparseForConditionalGeneration": "MiniMaxM3VLForCausalLM",
     "MllamaForConditionalGeneration": "MllamaForCausalLM",
     "CohereCompassForConditionalGeneration": "CohereCompassForCausalLM",
+    "Dots3NoteForConditionalGeneration": "Dots3NoteForCausalLM",
     "Emu3ForConditionalGeneration": "Emu3ForCausalLM",
     "Step3VLForConditionalGeneration": "Step3TextForCausalLM",
     "Step3p7ForConditionalGeneration": "Step3p5ForCausalLM",
