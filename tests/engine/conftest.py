@@ -65,6 +65,12 @@ def selecting_with_sinks(tiny_model: MakeModel) -> Path:
 
 
 @pytest.fixture(scope="session")
+def latents_by_layer(tiny_model: MakeModel) -> Path:
+    """As `indexed`, with every second layer's latent attention of other sizes and over a window."""
+    return tiny_model("dots3_note_text")
+
+
+@pytest.fixture(scope="session")
 def shared_latents(tiny_model: MakeModel) -> Path:
     """As `indexed`, with layers that read the latents of earlier ones, half of which do not rotate."""
     return tiny_model(

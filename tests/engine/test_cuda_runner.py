@@ -104,6 +104,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "beam",
         "diffllama",
         "doge",
+        "dots3_note",
         "ernie4_5_vl",
         "falcon_h1",
         "falcon_mamba",

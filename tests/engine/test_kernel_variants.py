@@ -49,6 +49,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "selected tokens without rotation": ("mistral_large4", {}, {"max_num_batched_tokens": 290}),
     "selected tokens with sinks": ("hy_v4", {"index_topk": 100}, {"max_num_batched_tokens": 290}),
+    "latents by layer": ("dots3_note", {"index_topk": 100}, {"max_num_batched_tokens": 290}),
     "few latents": ("deepseek_v3", {}, {}),
     "recurrent states beside windows": ("recurrent_gemma", {}, {}),
     "KV in FP8": ("llama", {}, {"kv_cache_dtype": "fp8"}),

@@ -28,6 +28,17 @@ def test_the_cheaper_way_is_chosen(tokens: int, before: int) -> None:
     assert LITE.expands(tokens, before + tokens) == (expanded <= absorbed)
 
 
+@pytest.mark.parametrize("window", [1, 100, 513])
+@pytest.mark.parametrize("tokens", [2, 60, 170, 600])
+@pytest.mark.parametrize("before", [0, 5, 98, 3000])
+def test_the_cheaper_way_within_a_window_is_chosen(tokens: int, before: int, window: int) -> None:
+    spec, up = msgspec.structs.replace(LITE, window=window), LITE.rank * (LITE.key_dim + LITE.value_dim)
+    pairs = sum(min(before + at + 1, window) for at in range(tokens))
+    expanded = (min(before, window - 1) + tokens) * up + pairs * (LITE.query_dim + LITE.value_dim)
+    absorbed = tokens * up + pairs * (LITE.latent_dim + LITE.rank)
+    assert spec.expands(tokens, before + tokens) == (expanded <= absorbed)
+
+
 def test_chunks_go_either_way(latent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same prompt in chunks of several lengths: whole, absorbed or expanded behind a prefix."""
     ways: list[tuple[str, int]] = []
@@ -50,7 +61,7 @@ def test_chunks_go_either_way(latent: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
-@pytest.mark.parametrize("name", ["latent", "indexed", "key_blocks"])
+@pytest.mark.parametrize("name", ["latent", "indexed", "latents_by_layer", "key_blocks"])
 def test_tokens_are_those_of_the_reference_in_every_way(
     name: str, on_gpu: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ REPRESENTATIVE = (
     "bloom-tied", "gemma3-tied", "granite-biases", "gpt2", "gpt-oss", "qwen", "deepseek-v2-lite", "opt-350m", "xglm",
     "llama4", "nanochat", "mllama", "deepseek-v32", "mimo-v2-flash", "nemotron-super", "beam",
     "mistral-large-4-shared", "ouro", "modernbert-decoder", "lfm2-moe", "qwen3-next", "nemotron-h", "falcon-h1",
-    "hy4-shared-selections", "recurrent-gemma",
+    "hy4-shared-selections", "recurrent-gemma", "dots3-note",
 )  # fmt: skip
 
 # The beginnings of the names of families that refuse stages.
