@@ -18,7 +18,7 @@ from .overlap import let_next_start, overlap_options, wait_for_inputs
 _MOST_ROWS = 64
 # The rows of a tile in float32. Its products need registers for whole rows.
 _WIDE_ROWS = 16
-# Of larger latents, the registers of a program hold the sums of half as many rows.
+# Of larger latents, the registers and the shared memory of a program have room for half as many rows.
 _LARGE_RANK = 512
 # In steps of at most this many groups, a program of the second kernel merges the parts of one head, otherwise of all.
 _FEW_GROUPS = 64
@@ -209,7 +209,7 @@ def latent_decode(
     logsums = q.new_empty((slots, tokens, heads), dtype=torch.float32)
     size = q.element_size()
     block_heads = _block_heads(heads, size, rank)
-    tall, wide = tokens * block_heads > 16, size > 2
+    tall, wide = tokens * block_heads > 16 or rank > _LARGE_RANK, size > 2
     options = overlap_options(q.device)
     _latent_decode_kernel[(slots, programs_per_part(heads, size, rank))](
         q, latents, tables, parts.plan, parts.spans if firsts is None else firsts, q if sinks is None else sinks,

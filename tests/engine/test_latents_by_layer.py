@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton_engine.attention import triton_indexed, triton_latent
+from baton_engine.attention import triton_latent
 from baton_engine.config import ConfigError
 from baton_engine.models.registry import parse_model_config
 from tests.conftest import MakeModel
@@ -20,34 +20,30 @@ from .handover import Pair
 from .harness import assert_idle, generate, make_engine, make_prompt, make_request
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_kernels_give_the_tokens_of_the_reference(
-    latents_by_layer: Path, deterministic: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Triton's interpreter runs the kernels themselves, beyond the window of 19 tokens and the 21 that are selected."""
-    decode, kernels = ("plan_parts", "latent_decode", "absorb_queries", "values_of"), []
-    for module, more in (
-        (triton_latent, ("gather_latents", "latent_prefill")), (triton_indexed, ("index_scores", "select_slots"))
-    ):  # fmt: skip
-        kernels += [(module, name, getattr(module, name)) for name in (*decode, *more)]
+def test_kernels_give_the_tokens_of_the_reference(tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter runs the kernels of the layer with a window, for chunks and for decodes beyond it."""
+    names = ("plan_parts", "latent_decode", "absorb_queries", "values_of", "gather_latents", "latent_prefill")
+    kernels = {name: getattr(triton_latent, name) for name in names}
     pretend(monkeypatch)
     used: set[str] = set()
 
-    def noted(name: str, kernel: Any) -> Any:
-        return lambda *given: (used.add(name), kernel(*given))[1]  # type: ignore[func-returns-value]
+    def noted(name: str) -> Any:
+        return lambda *given: (used.add(name), kernels[name](*given))[1]  # type: ignore[func-returns-value]
 
-    for module, name, kernel in kernels:
-        monkeypatch.setattr(module, name, noted(name, kernel))
-    engine = make_engine(
-        latents_by_layer, block_size=4, max_num_batched_tokens=32, max_num_seqs=2, max_model_len=48, num_blocks=64,
-        enforce_eager=True, chunk_ms=0.0, deterministic=deterministic,
+    for name in names:
+        monkeypatch.setattr(triton_latent, name, noted(name))
+    folder = tiny_model(
+        "dots3_note_text", num_hidden_layers=2, layer_types=["indexed_attention", "sliding_attention"],
+        swa_num_attention_heads=2, swa_num_key_value_heads=2,
     )  # fmt: skip
-    prompts = [make_prompt(length, seed=3) for length in (5, 40)]
-    transcript = generate(engine, [make_request(id, prompt, 2) for id, prompt in enumerate(prompts)])
-    for id, prompt in enumerate(prompts):
-        assert transcript.tokens[id, 0] == reference_greedy(latents_by_layer, prompt, 2)
-    assert ("latent_prefill" in used) != deterministic
-    assert {"latent_decode", "select_slots"} <= used
+    engine = make_engine(
+        folder, block_size=4, max_num_batched_tokens=24, max_num_seqs=1, max_model_len=48, num_blocks=64,
+        enforce_eager=True, chunk_ms=0.0,
+    )  # fmt: skip
+    prompt = make_prompt(33, seed=3)
+    transcript = generate(engine, [make_request(0, prompt, 2)])
+    assert transcript.tokens[0, 0] == reference_greedy(folder, prompt, 2)
+    assert used == set(names)
 
 
 def test_how_layers_lie_in_the_cache(latents_by_layer: Path) -> None:
