@@ -677,7 +677,8 @@ def make_model(
         fields |= {"swa_qk_nope_head_dim": 12, "swa_v_head_dim": 16, "shared_experts_intermediate_size": 56}
         fields["layer_types"] = ["indexed_attention", "sliding_attention"] * 2
         fields["pad_token_id"] = None
-        ropes = {"indexed_attention": ROPES[rope], "sliding_attention": {**ROPES["default"], "rope_theta": 500.0}}
+        # transformers changes these objects.
+        ropes = {"indexed_attention": {**ROPES[rope]}, "sliding_attention": {**ROPES["default"], "rope_theta": 500.0}}
         fields["rope_parameters"] = ropes
     if kind == "mistral_large4_text":
         fields |= {"num_hidden_layers": 4, "no_rope_layer_interval": 2}
