@@ -107,6 +107,19 @@ def test_the_config_and_tensors_of_the_authors(latents_by_layer: Path, tmp_path:
     assert tokens == reference_choices(latents_by_layer, prompt, tokens)
 
 
+def test_the_names_within_transformers(tiny_model: MakeModel, tmp_path: Path) -> None:
+    """transformers writes the names of the authors, but reads both."""
+    folder, requests = tiny_model("dots3_note"), [make_request(0, make_prompt(30), 12)]
+    shutil.copytree(folder, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    inside = {name: f"model.language_model.{name[6:]}" for name in tensors if name.startswith("model.")}
+    assert inside["model.norm.weight"] == "model.language_model.norm.weight"
+    moved = {inside.get(name, name): tensor for name, tensor in tensors.items()}
+    save_file(moved, tmp_path / "model" / "model.safetensors")
+    outputs = [generate(make_engine(each), requests).tokens for each in (folder, tmp_path / "model")]
+    assert outputs[0] == outputs[1]
+
+
 def test_all_layers_of_one_kind(tiny_model: MakeModel) -> None:
     for kind in ("sliding_attention", "indexed_attention"):
         folder, prompt = tiny_model("dots3_note_text", layer_types=[kind] * 4), make_prompt(50, seed=4)
