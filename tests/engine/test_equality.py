@@ -1353,8 +1353,8 @@ def test_every_shape_gives_the_tokens_of_transformers(tiny_model: MakeModel, sha
     for id, prompt in enumerate(prompts):
         tokens = transcript.tokens[id, 0]
         assert len(tokens) == 40
-        assert len(set(tokens)) > 3, "the model repeats itself and tests little"
         assert tokens == reference_choices(folder, prompt, tokens)
+    assert len({*sum(transcript.tokens.values(), [])}) > 15, "the model repeats itself and tests little"
     assert_idle(engine)
 
 
