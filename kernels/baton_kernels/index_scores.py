@@ -27,8 +27,11 @@ _LARGEST = tl.constexpr(LARGEST_SCORE)
 def _index_scores_kernel(
     q, weights, index_keys, tables, plan, firsts, scores, table_stride, slots, width,
     HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, TOKENS: tl.constexpr,
-    PAGE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr, OVERLAP: tl.constexpr,
+    ROW: tl.constexpr, RATE: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    """ROW: elements from one row of keys to the next. RATE: each key is that of so many tokens, and in the row of the
+    last one."""
     let_next_start(OVERLAP)
     slot = tl.program_id(0)
     wait_for_inputs(OVERLAP)
@@ -48,8 +51,9 @@ def _index_scores_kernel(
     for first in range(begin, end, KEYS):
         key = first + tl.arange(0, KEYS)
         known = key < end
-        page = tl.load(table + key // PAGE, mask=known, other=0).to(tl.int64)
-        at = index_keys + ((page * PAGE + key % PAGE) * DIM)[None, :]
+        position = key * RATE + (RATE - 1)
+        page = tl.load(table + position // PAGE, mask=known, other=0).to(tl.int64)
+        at = index_keys + ((page * PAGE + position % PAGE) * ROW)[None, :]
         keys = tl.load(at + column[:, None], mask=known[None, :] & (column < DIM)[:, None], other=0.0)
         for token in range(0, count):
             row = (query + token).to(tl.int64)
@@ -61,7 +65,9 @@ def _index_scores_kernel(
             total = tl.where(total != total, _LARGEST, total)
             total = tl.minimum(tl.maximum(total, -_LARGEST), _LARGEST)
             total = tl.where(total == 0.0, 0.0, total)
-            tl.store(scores + row * width + key, total, mask=key < tl.minimum(end, length - count + 1 + token))
+            # Where several queries see the same keys, some see fewer than have scores.
+            seen = tl.minimum(end, length - count + 1 + token) if RATE == 1 else end
+            tl.store(scores + row * width + key, total, mask=key < seen)
 
 
 @triton.jit(do_not_specialize=["table_stride", "width"])
@@ -127,11 +133,14 @@ def index_scores(
     width: int,
     tokens: int = 1,
     firsts: torch.Tensor | None = None,
+    rate: int = 1,
 ) -> torch.Tensor:
     """Return the scores of the keys that each query sees, [T, width] float32. What lies beyond these is undefined.
 
-    q: [T, heads, dim]. weights: [T, heads] float32. index_keys: [blocks, block_size, 1, dim]. All are contiguous.
-    tables, parts, tokens, firsts: as in latent_decode. width: at least the length of the longest group.
+    q: [T, heads, dim]. weights: [T, heads] float32. index_keys: [blocks, block_size, 1, dim]. All are contiguous, except
+    that rows of index_keys may lie further apart. tables, parts, tokens, firsts: as in latent_decode. width: at least
+    the length of the longest group. rate: each key is that of so many consecutive tokens, and in the row of the last of
+    them; lengths of groups count keys.
     """
     total, heads, dim = q.shape
     slots = parts.plan.shape[1]
@@ -139,7 +148,8 @@ def index_scores(
     _index_scores_kernel[(slots,)](
         q, weights, index_keys, tables, parts.plan, parts.spans if firsts is None else firsts, scores,
         tables.stride(0), slots, width, HEADS=heads, BLOCK_HEADS=max(triton.next_power_of_2(heads), 16),
-        DIM=dim, BLOCK_DIM=max(triton.next_power_of_2(dim), 16), TOKENS=tokens, PAGE=index_keys.shape[1],
+        DIM=dim, BLOCK_DIM=max(triton.next_power_of_2(dim), 16), TOKENS=tokens, ROW=index_keys.stride(1), RATE=rate,
+        PAGE=index_keys.shape[1],
         TILE=TILE_KEYS, KEYS=_KEYS, num_warps=4, num_stages=2, **overlap_options(q.device),
     )  # fmt: skip
     return scores

@@ -193,8 +193,9 @@ def latent_decode(
     keys: int = 0,
     num_warps: int = 0,
     num_stages: int = 0,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return attention over latents, [T, heads, rank], of the absorbed queries of groups.
+    """Return attention over latents, [T, heads, rank], of the absorbed queries of groups, in out when given.
 
     q: [T, heads, rank + rope_dim]. latents: [blocks, block_size, 1, rank + rope_dim], with contiguous rows. tables:
     [rows, most blocks] int32. parts: the parts of the groups; they hold the length of each group and its row of tables.
@@ -204,7 +205,7 @@ def latent_decode(
     """
     total, heads, width = q.shape
     groups, slots = parts.spans.shape[1], parts.plan.shape[1]
-    out = q.new_empty(total, heads, rank)
+    out = q.new_empty(total, heads, rank) if out is None else out
     partial = q.new_empty((slots, tokens, heads, rank), dtype=torch.float32)
     logsums = q.new_empty((slots, tokens, heads), dtype=torch.float32)
     size = q.element_size()

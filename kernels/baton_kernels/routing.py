@@ -19,6 +19,7 @@ from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .parts import arrivals_of
 from .reference.norm import PendingNorm
 from .reference.routing import NOT_OWN, Routing
+from .state_blocks import softplus
 
 _NOT_OWN = tl.constexpr(NOT_OWN)
 _LOW = tl.constexpr((1 << 31) - 1)
@@ -53,7 +54,7 @@ def _logits(at, mask, CAP: tl.constexpr):
 def _choose(
     logits, correction, scales, weights, experts, scale, EXPERTS: tl.constexpr, GROUPS: tl.constexpr,
     SIZE: tl.constexpr, BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNT: tl.constexpr,
-    BLOCK_COUNT: tl.constexpr, USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr,
+    BLOCK_COUNT: tl.constexpr, USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr, ROOT: tl.constexpr,
     NORMALIZE: tl.constexpr, NEAR: tl.constexpr, CORRECTED: tl.constexpr, LOGITS: tl.constexpr, CAP: tl.constexpr,
     SCALED: tl.constexpr, OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr,
 ):  # fmt: skip
@@ -66,6 +67,8 @@ def _choose(
     PLAIN: tl.constexpr = SIGMOID and (LOGITS or (not CORRECTED and USED == GROUPS))
     if SIGMOID and not PLAIN:
         scores = 1 / (1 + tl.exp(-scores))
+    elif ROOT:
+        scores = tl.where(real, tl.sqrt(softplus(scores)), float("-inf"))
     elif not SIGMOID and NEAR == 0:
         most = tl.max(tl.max(scores, axis=1), axis=0)
         scores = tl.exp(scores - most)
@@ -115,6 +118,8 @@ def _choose(
         weight = _logits(logits + chosen, choice < COUNT, CAP)
         if SIGMOID:
             weight = 1 / (1 + tl.exp(-weight))
+        elif ROOT:
+            weight = tl.where(choice < COUNT, tl.sqrt(softplus(weight)), 0.0)
         else:
             weight = tl.exp(weight - most) / total
     if NORMALIZE > 0:
@@ -131,7 +136,7 @@ def _choose(
 def _choose_experts_kernel(
     logits, correction, scales, weights, experts, scale, EXPERTS: tl.constexpr, GROUPS: tl.constexpr,
     SIZE: tl.constexpr, BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNT: tl.constexpr,
-    BLOCK_COUNT: tl.constexpr, USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr,
+    BLOCK_COUNT: tl.constexpr, USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr, ROOT: tl.constexpr,
     NORMALIZE: tl.constexpr, NEAR: tl.constexpr, CORRECTED: tl.constexpr, LOGITS: tl.constexpr, CAP: tl.constexpr,
     SCALED: tl.constexpr, OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -140,7 +145,7 @@ def _choose_experts_kernel(
     wait_for_inputs(OVERLAP)
     _choose(
         logits + token * EXPERTS, correction, scales, weights + token * COUNT, experts + token * COUNT, scale,
-        EXPERTS, GROUPS, SIZE, BLOCK_GROUPS, BLOCK_SIZE, COUNT, BLOCK_COUNT, USED, GROUP_BEST, SIGMOID, NORMALIZE,
+        EXPERTS, GROUPS, SIZE, BLOCK_GROUPS, BLOCK_SIZE, COUNT, BLOCK_COUNT, USED, GROUP_BEST, SIGMOID, ROOT, NORMALIZE,
         NEAR, CORRECTED, LOGITS, CAP, SCALED, OWN_FIRST, OWN_END,
     )  # fmt: skip
 
@@ -151,7 +156,7 @@ def _route_kernel(
     INNER: tl.constexpr, BLOCK_INNER: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BIAS: tl.constexpr,
     NORM: tl.constexpr, ADD: tl.constexpr, EXPERTS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNT: tl.constexpr, BLOCK_COUNT: tl.constexpr,
-    USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
+    USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr, ROOT: tl.constexpr, NORMALIZE: tl.constexpr,
     NEAR: tl.constexpr, CORRECTED: tl.constexpr, LOGITS: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr,
     OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -193,7 +198,7 @@ def _route_kernel(
         tl.store(arrivals + token, 0)
         _choose(
             logits + token * EXPERTS, correction, scales, weights + token * COUNT, experts + token * COUNT, scale,
-            EXPERTS, GROUPS, SIZE, BLOCK_GROUPS, BLOCK_SIZE, COUNT, BLOCK_COUNT, USED, GROUP_BEST, SIGMOID, NORMALIZE,
+            EXPERTS, GROUPS, SIZE, BLOCK_GROUPS, BLOCK_SIZE, COUNT, BLOCK_COUNT, USED, GROUP_BEST, SIGMOID, ROOT, NORMALIZE,
             NEAR, CORRECTED, LOGITS, CAP, SCALED, OWN_FIRST, OWN_END,
         )  # fmt: skip
 
@@ -204,6 +209,7 @@ def _sizes(experts: int, routing: Routing, corrected: bool, scaled: bool) -> dic
     assert routing.group_best <= 2, routing
     assert not (routing.near and (corrected or routing.sigmoid)), routing
     assert routing.sigmoid or not routing.corrects_logits, routing
+    assert not (routing.root_softplus and (routing.sigmoid or routing.near)), routing
     # If all groups are used, they do not matter.
     groups = routing.groups if routing.used_groups < routing.groups else 1
     own = range(experts) if routing.own is None else routing.own
@@ -218,6 +224,7 @@ def _sizes(experts: int, routing: Routing, corrected: bool, scaled: bool) -> dic
         "USED": routing.used_groups if groups > 1 else 1,
         "GROUP_BEST": routing.group_best,
         "SIGMOID": routing.sigmoid,
+        "ROOT": routing.root_softplus,
         "NORMALIZE": routing.added if routing.normalize else 0.0,
         "NEAR": routing.near,
         "CORRECTED": corrected,

@@ -7,6 +7,7 @@ import torch
 
 from baton_kernels.reference.activation import gate_mul_reference, quantize_gate_reference
 from baton_kernels.reference.blocks import checksum_reference, gather_kv_reference, scatter_kv_reference
+from baton_kernels.reference.compression import compress_reference, keep_key_reference, turn_ends_reference
 from baton_kernels.reference.experts import experts_reference
 from baton_kernels.reference.grouped_linear import grouped_linear_reference
 from baton_kernels.reference.head_product import head_product_reference
@@ -28,6 +29,7 @@ from baton_kernels.reference.routing import route_reference
 from baton_kernels.reference.scaled_linear import scaled_linear_reference
 from baton_kernels.reference.selective_scan import convolve_reference, selective_scan_reference
 from baton_kernels.reference.short_conv import short_conv_reference
+from baton_kernels.reference.sinkhorn import sinkhorn_reference
 
 
 class Ops(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +53,10 @@ class Ops(msgspec.Struct, frozen=True, kw_only=True):
     rope_and_cache: Callable[..., torch.Tensor]
     latent_rope_and_cache: Callable[..., torch.Tensor]
     index_rope_and_cache: Callable[..., torch.Tensor]
+    turn_ends: Callable[..., torch.Tensor]
+    keep_key: Callable[..., None]
+    compress: Callable[..., None]
+    sinkhorn: Callable[[torch.Tensor, int, float], torch.Tensor]
     short_conv: Callable[..., torch.Tensor]
     recurrence: Callable[..., torch.Tensor]
     convolve: Callable[..., torch.Tensor]
@@ -79,6 +85,10 @@ TORCH = Ops(
     rope_and_cache=rope_and_cache_reference,
     latent_rope_and_cache=latent_rope_and_cache_reference,
     index_rope_and_cache=index_rope_and_cache_reference,
+    turn_ends=turn_ends_reference,
+    keep_key=keep_key_reference,
+    compress=compress_reference,
+    sinkhorn=sinkhorn_reference,
     short_conv=short_conv_reference,
     recurrence=recurrence_reference,
     convolve=convolve_reference,

@@ -4,6 +4,7 @@ import msgspec
 
 from baton_kernels.activation import gate_mul, quantize_gate
 from baton_kernels.blocks import checksum, gather_kv, scatter_kv
+from baton_kernels.compression import compress
 from baton_kernels.experts import run_experts, run_experts_fixed
 from baton_kernels.grouped_linear import grouped_linear, grouped_linear_fixed
 from baton_kernels.head_products import head_product, head_product_fixed
@@ -20,6 +21,8 @@ from baton_kernels.routing import route, route_fixed
 from baton_kernels.scaled_linear import scaled_linear, scaled_linear_fixed
 from baton_kernels.selective_scan import convolve, selective_scan
 from baton_kernels.short_conv import short_conv
+from baton_kernels.sinkhorn import sinkhorn
+from baton_kernels.turned_ends import keep_key, turn_ends
 
 from .ops import Ops
 
@@ -38,6 +41,10 @@ TRITON = Ops(
     rope_and_cache=rope_and_cache,
     latent_rope_and_cache=latent_rope_and_cache,
     index_rope_and_cache=index_rope_and_cache,
+    turn_ends=turn_ends,
+    keep_key=keep_key,
+    compress=compress,
+    sinkhorn=sinkhorn,
     short_conv=short_conv,
     recurrence=recurrence,
     convolve=convolve,

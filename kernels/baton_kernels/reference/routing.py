@@ -14,7 +14,8 @@ class Routing:
     """How the logits of a router become the experts of a token and their weights.
 
     count: experts per token. sigmoid: an expert's score is the sigmoid of its logit; otherwise the scores are the
-    softmax of all logits. normalize: the weights of a token, which are the scores of its experts, are divided by their
+    softmax of all logits, or with `root_softplus` the square roots of log(1 + exp(logit)) (DeepSeek-AI, "DeepSeek-V4",
+    2026). normalize: the weights of a token, which are the scores of its experts, are divided by their
     sum and `added`, which keeps the sum above zero. scale: factor of the weights. near: if above 0, the weight of an
     expert is its share in a softmax over the logits near its own. These are the logits of experts not chosen before it
     that are lower by at most this fraction of the larger of its logit and their own absolute value (Liu et al., "GRIN:
@@ -28,6 +29,7 @@ class Routing:
 
     count: int
     sigmoid: bool = False
+    root_softplus: bool = False
     normalize: bool = False
     added: float = 1e-20
     scale: float = 1.0
@@ -52,7 +54,7 @@ def choose_reference(
     """
     if routing.softcap:
         logits = (logits / routing.softcap).tanh() * routing.softcap
-    scores = logits.sigmoid() if routing.sigmoid else logits.softmax(dim=-1)
+    scores = scores_of(logits, routing)
     # Sigmoids of large logits are equal in float32, so the logits are compared where no correction is added.
     plain = routing.near or (routing.sigmoid and routing.used_groups == routing.groups and correction is None)
     merit = logits if plain or routing.corrects_logits else scores
@@ -66,15 +68,32 @@ def choose_reference(
         merit = grouped.masked_fill(unused.unsqueeze(-1), float("-inf")).flatten(-2)
     experts = merit.topk(routing.count, dim=-1).indices
     weights = _near_shares(logits, routing) if routing.near else scores.gather(-1, experts)
-    if routing.normalize:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + routing.added)
-    weights = weights * routing.scale
+    weights = weights_of(weights, routing)
     if scales is not None:
         weights = weights * scales[experts]
-    if routing.own is not None:
-        elsewhere = (experts < routing.own.start) | (experts >= routing.own.stop)
-        experts = (experts - routing.own.start).masked_fill_(elsewhere, NOT_OWN)
-    return weights, experts.int()
+    return weights, own_numbers(experts, routing).int()
+
+
+def scores_of(logits: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return the scores of all experts. logits: [T, experts]."""
+    if routing.root_softplus:
+        return functional.softplus(logits).sqrt()
+    return logits.sigmoid() if routing.sigmoid else logits.softmax(dim=-1)
+
+
+def weights_of(scores: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return the weights of a token's experts. scores: of these, [T, count]."""
+    if routing.normalize:
+        scores = scores / (scores.sum(dim=-1, keepdim=True) + routing.added)
+    return scores * routing.scale
+
+
+def own_numbers(experts: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return the numbers that experts have here. experts: [T, count], by their numbers among all."""
+    if routing.own is None:
+        return experts
+    elsewhere = (experts < routing.own.start) | (experts >= routing.own.stop)
+    return (experts - routing.own.start).masked_fill_(elsewhere, NOT_OWN)
 
 
 def _near_shares(logits: torch.Tensor, routing: Routing) -> torch.Tensor:

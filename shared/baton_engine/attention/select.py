@@ -7,6 +7,7 @@ from typing import cast
 import torch
 
 from baton_engine.attention_spec import AttentionSpec, KeyBlockSpec
+from baton_engine.compressed_spec import CompressedSpec
 from baton_engine.config import ConfigError
 from baton_engine.latent_spec import IndexedLatentSpec, LatentSpec, latent_specs
 from baton_engine.model_config import ModelConfig
@@ -29,6 +30,10 @@ _BACKENDS: dict[type[AttentionSpec], dict[str, tuple[str, str]]] = {
         "torch_sdpa": ("torch_key_blocks", "TorchKeyBlocks"),
     },
     IndexedLatentSpec: {"triton": ("triton_indexed", "TritonIndexed"), "torch_sdpa": ("torch_indexed", "TorchIndexed")},
+    CompressedSpec: {
+        "triton": ("triton_compressed", "TritonCompressed"),
+        "torch_sdpa": ("torch_compressed", "TorchCompressed"),
+    },
 }
 # Those for models whose layers have several kinds of latent attention.
 _OF_SEVERAL_LATENTS = {
@@ -115,7 +120,7 @@ def _why_not_hopper(
     if not _is_hopper(device):
         return "it needs a Hopper GPU"
     if "hopper" not in _modules(config) or any(spec.alibi is not None for spec in config.attention):
-        return "it has no latent attention, no selected blocks of keys and no ALiBi"
+        return "it has no latent attention, no selected blocks of keys, no compressed attention and no ALiBi"
     if deterministic:
         return "--deterministic rules it out, as tiles with a mask and without are rounded in different ways"
     if kv_dtype not in _HOPPER_KV.get(dtype, ()):

@@ -89,13 +89,13 @@ class ExpertMlp:
         self._router, self._experts, self._ranks = router, experts, ranks
         self.inputs = router.inputs
 
-    def __call__(self, x: InputRows) -> torch.Tensor:
-        """x: [T, hidden]. Returns [T, hidden]."""
-        return self._ranks.sum(self.part(x)[1])
+    def __call__(self, x: InputRows, *given: torch.Tensor) -> torch.Tensor:
+        """x: [T, hidden]. given: what the router takes beside x. Returns [T, hidden]."""
+        return self._ranks.sum(self.part(x, *given)[1])
 
-    def part(self, x: InputRows) -> tuple[torch.Tensor, torch.Tensor]:
+    def part(self, x: InputRows, *given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return x as a plain tensor, and this rank's contribution to the sum, [T, hidden] each."""
-        x, weights, experts = self._router(x)
+        x, weights, experts = self._router(x, *given)
         return x, self._experts(x, weights, experts)
 
 
@@ -103,8 +103,8 @@ class ScaledInputMlp(ExpertMlp):
     """The sum of the results of a token's experts, whose inputs are multiplied by the router's weights (Meta, Llama
     4)."""
 
-    def part(self, x: InputRows) -> tuple[torch.Tensor, torch.Tensor]:
-        x, weights, experts = self._router(x)
+    def part(self, x: InputRows, *given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weights, experts = self._router(x, *given)
         single, count = torch.ones_like(weights).view(-1, 1), weights.shape[1]
         # Each expert of a token has inputs of its own, and thus a row of its own.
         rows = (x.repeat_interleave(count, dim=0) if count > 1 else x) * weights.view(-1, 1)
@@ -126,9 +126,9 @@ class WithSharedExpert:
         self._experts, self._shared, self._ranks, self._gate = experts, shared, ranks, gate
         self.inputs = experts.inputs
 
-    def __call__(self, x: InputRows) -> torch.Tensor:
-        """x: [T, hidden]. Returns [T, hidden]."""
-        x, part = self._experts.part(x)
+    def __call__(self, x: InputRows, *given: torch.Tensor) -> torch.Tensor:
+        """x: [T, hidden]. given: what the router takes beside x. Returns [T, hidden]."""
+        x, part = self._experts.part(x, *given)
         shared = self._shared(x)
         shared = shared if self._gate is None else torch.sigmoid(self._gate(x)) * shared
         return self._ranks.sum(part.add_(shared))

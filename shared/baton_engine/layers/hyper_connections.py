@@ -21,26 +21,27 @@ class Mixing(NamedTuple):
 
 
 class StreamGates:
-    """Gates that are computed from all streams of a token, in float32: sigmoid(W x / rms(x) * scale + base).
+    """Logits of gates that are computed from all streams of a token, in float32: W x / rms(x) * scale + base.
 
-    source: of tensors whose names are `prefix` and then fn, base or scale. kinds: each stream has a gate of each kind,
-    and each kind a scale.
+    source: of tensors whose names are `prefix` and then fn, base or scale. kinds: how many gates there are of each kind,
+    each of which has a scale.
     """
 
-    def __init__(self, source: Source, prefix: str, hidden: int, mixing: Mixing, kinds: int) -> None:
+    def __init__(self, source: Source, prefix: str, hidden: int, mixing: Mixing, kinds: list[int]) -> None:
         self._ops, self._eps = source.ops, mixing.eps
-        count, size, wide = kinds * mixing.streams, mixing.streams * hidden, torch.float32
+        count, size, wide = sum(kinds), mixing.streams * hidden, torch.float32
         self._weight = source.take(f"{prefix}fn", (count, size), dtype=wide)
         # With --deterministic a row of a product does not depend on the other rows, which torch does not promise of a
         # mean. So the mean of the squares is a product, too.
         self._mean = torch.full((1, size), 1 / size, dtype=wide, device=source.device)
         self._base = source.take(f"{prefix}base", (count,), dtype=wide)
-        self._scales = source.take(f"{prefix}scale", (kinds,), dtype=wide).repeat_interleave(mixing.streams)
+        counts = torch.tensor(kinds, device=source.device)
+        self._scales = source.take(f"{prefix}scale", (len(kinds),), dtype=wide).repeat_interleave(counts)
 
     def __call__(self, streams: torch.Tensor) -> torch.Tensor:
-        """streams: [T, streams * hidden] float32. Returns [T, kinds * streams] float32."""
+        """streams: [T, streams * hidden] float32. Returns [T, gates of all kinds] float32."""
         scale = torch.rsqrt(self._ops.linear(streams.square(), self._mean) + self._eps)
-        return torch.sigmoid(self._ops.linear(streams, self._weight) * scale * self._scales + self._base)
+        return self._ops.linear(streams, self._weight) * scale * self._scales + self._base
 
 
 class StreamHead:
@@ -48,12 +49,12 @@ class StreamHead:
 
     def __init__(self, source: Source, prefix: str, hidden: int, mixing: Mixing) -> None:
         """The arguments are those of StreamGates."""
-        self._gates, self._gate_eps = StreamGates(source, prefix, hidden, mixing, kinds=1), mixing.gate_eps
+        self._gates, self._gate_eps = StreamGates(source, prefix, hidden, mixing, [mixing.streams]), mixing.gate_eps
 
     def __call__(self, streams: torch.Tensor) -> torch.Tensor:
         """streams: [T, streams * hidden]. Returns [T, hidden]."""
         wide = streams.float()
-        return _sum(self._gates(wide) + self._gate_eps, wide).to(streams.dtype)
+        return _sum(self._gates(wide).sigmoid() + self._gate_eps, wide).to(streams.dtype)
 
 
 class HyperConnection:
@@ -66,12 +67,12 @@ class HyperConnection:
 
     def __init__(self, source: Source, prefix: str, hidden: int, mixing: Mixing) -> None:
         """The arguments are those of StreamGates."""
-        self._gates, self._mixing = StreamGates(source, prefix, hidden, mixing, kinds=2), mixing
+        self._gates, self._mixing = StreamGates(source, prefix, hidden, mixing, [mixing.streams] * 2), mixing
 
     def inputs(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the block's inputs [T, hidden], and the gates of its result for `add`, [T, streams] float32."""
         wide = streams.float()
-        before, after = self._gates(wide).chunk(2, dim=1)
+        before, after = self._gates(wide).sigmoid().chunk(2, dim=1)
         inputs = _sum(before + self._mixing.gate_eps, wide).to(streams.dtype)
         return inputs, after * self._mixing.magnitude + self._mixing.gate_eps
 
@@ -79,6 +80,39 @@ class HyperConnection:
         """Return the streams after the block, [T, streams * hidden]. result: of the block, [T, hidden]."""
         added = gates[:, :, None] * result.float()[:, None]
         return added.flatten(1).add_(streams).to(streams.dtype)
+
+
+class MixedConnection:
+    """The inputs and outputs of one block of a layer, with a mixing of the streams among themselves (Xie et al., "mHC",
+    2025; DeepSeek-AI, DeepSeek-V4, 2026).
+
+    As HyperConnection, but each stream after the block is also a weighted sum of the streams before it. The weights of a
+    token form a matrix whose rows and columns have sums of about 1. The gates of the block's result have no gate_eps.
+    """
+
+    def __init__(self, source: Source, prefix: str, hidden: int, mixing: Mixing, rounds: int) -> None:
+        """rounds: as sinkhorn_reference has it, whose eps is gate_eps. The other arguments are those of
+        StreamGates."""
+        count, self._ops, self._mixing, self._rounds = mixing.streams, source.ops, mixing, rounds
+        self._gates = StreamGates(source, prefix, hidden, mixing, [count, count, count * count])
+
+    def inputs(self, streams: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """Return the block's inputs [T, hidden], and what `add` takes: the gates of its result, [T, streams], and the
+        weights [T, streams before, streams after], both float32."""
+        wide, (count, _, eps, magnitude) = streams.float(), self._mixing
+        logits = self._gates(wide)
+        gates, mixing = logits[:, : 2 * count].sigmoid(), logits[:, 2 * count :].unflatten(1, (count, count))
+        inputs = _sum(gates[:, :count] + eps, wide).to(streams.dtype)
+        return inputs, (gates[:, count:] * magnitude, self._ops.sinkhorn(mixing, self._rounds, eps))
+
+    def add(
+        self, result: torch.Tensor, gates: tuple[torch.Tensor, torch.Tensor], streams: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the streams after the block, [T, streams * hidden]. result: of the block, [T, hidden]."""
+        added, mixing = gates
+        before = streams.float().unflatten(1, (self._mixing.streams, -1))
+        after = torch.baddbmm(added[:, :, None] * result.float()[:, None], mixing.transpose(1, 2), before)
+        return after.flatten(1).to(streams.dtype)
 
 
 def _sum(gates: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
