@@ -116,6 +116,7 @@ _CLASSES = {
     "beam": ("BeamConfig", "BeamForCausalLM"),
     "hy_v3": ("HYV3Config", "HYV3ForCausalLM"),
     "hy_v4": ("HYV4Config", "HYV4ForCausalLM"),
+    "deepseek_v4": ("DeepseekV4Config", "DeepseekV4ForCausalLM"),
     "axk1": ("AXK1Config", "AXK1ForCausalLM"),
     "axk2": ("AXK2Config", "AXK2ForCausalLM"),
     "granite_swa": ("GraniteSWAConfig", "GraniteSWAForCausalLM"),
@@ -680,6 +681,14 @@ def make_model(
         # transformers changes these objects.
         ropes = {"indexed_attention": {**ROPES[rope]}, "sliding_attention": {**ROPES["default"], "rope_theta": 500.0}}
         fields["rope_parameters"] = ropes
+    if kind == "deepseek_v4":
+        fields |= {"head_dim": 16, "num_key_value_heads": 1, "q_lora_rank": 24, "o_groups": 2, "o_lora_rank": 12}
+        fields |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "pad_token_id": None}
+        fields |= {"index_n_heads": 16, "index_head_dim": 8, "index_topk": 5, "sliding_window": 8, "hc_mult": 3}
+        fields |= {"num_hidden_layers": 4, "num_hash_layers": 1, "compress_rate_hca": 16, "qk_rope_head_dim": 8}
+        kinds = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
+        fields["layer_types"] = [*kinds, kinds[1]]
+        fields["rope_parameters"] = ROPES[rope]
     if kind == "mistral_large4_text":
         fields |= {"num_hidden_layers": 4, "no_rope_layer_interval": 2}
         fields.pop("q_lora_rank")
@@ -742,13 +751,16 @@ def make_model(
     model = model_class(config).float()
     with torch.no_grad():
         # Fresh biases are zero and fresh norms one: a model that lost either would give the same tokens.
-        stored = ("correction_bias", "layer_scalar", "rotary_emb.alpha")
+        stored = ("correction_bias", "layer_scalar", "rotary_emb.alpha", "tid2eid")
         corrections = [entry for entry in model.named_buffers() if entry[0].endswith(stored)]
         for name, parameter in (*model.named_parameters(), *corrections):
             if name.endswith("bias"):
                 parameter.normal_(std=INITIALIZER_RANGE)
             elif name.endswith(("sinks", "alpha_p", "alpha_n", "rotary_emb.alpha", "hc.base", "hc_base")):
                 parameter.normal_()
+            elif name.endswith("tid2eid"):
+                scores = torch.rand(len(parameter), model.config.n_routed_experts)
+                parameter.copy_(scores.topk(parameter.shape[1]).indices)
             elif name.endswith(("self_attn.A", "z_L_init")):
                 parameter.normal_(std=INITIALIZER_RANGE)
             elif kind in ("jamba", "mamba", "mamba2", "falcon_mamba", "zamba2") and name.endswith(("A_log", ".D")):

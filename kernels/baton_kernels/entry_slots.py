@@ -1,4 +1,4 @@
-"""The rows of the cache to which queries of compressed attention attend: those of the last tokens' keys, and of entries.
+"""The rows of the cache to which queries of compressed attention attend: those of the last tokens and those of entries.
 
 All layers of a cache with one plane lie in one tensor, so that a row number can name a row of any of them.
 """

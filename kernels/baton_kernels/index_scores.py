@@ -137,9 +137,9 @@ def index_scores(
 ) -> torch.Tensor:
     """Return the scores of the keys that each query sees, [T, width] float32. What lies beyond these is undefined.
 
-    q: [T, heads, dim]. weights: [T, heads] float32. index_keys: [blocks, block_size, 1, dim]. All are contiguous, except
-    that rows of index_keys may lie further apart. tables, parts, tokens, firsts: as in latent_decode. width: at least
-    the length of the longest group. rate: each key is that of so many consecutive tokens, and in the row of the last of
+    q: [T, heads, dim]. weights: [T, heads] float32. index_keys: [blocks, block_size, 1, dim]. All are contiguous, but
+    rows of index_keys may lie further apart. tables, parts, tokens, firsts: as in latent_decode. width: at least the
+    length of the longest group. rate: each key is that of so many consecutive tokens, and in the row of the last of
     them; lengths of groups count keys.
     """
     total, heads, dim = q.shape

@@ -198,8 +198,8 @@ def _route_kernel(
         tl.store(arrivals + token, 0)
         _choose(
             logits + token * EXPERTS, correction, scales, weights + token * COUNT, experts + token * COUNT, scale,
-            EXPERTS, GROUPS, SIZE, BLOCK_GROUPS, BLOCK_SIZE, COUNT, BLOCK_COUNT, USED, GROUP_BEST, SIGMOID, ROOT, NORMALIZE,
-            NEAR, CORRECTED, LOGITS, CAP, SCALED, OWN_FIRST, OWN_END,
+            EXPERTS, GROUPS, SIZE, BLOCK_GROUPS, BLOCK_SIZE, COUNT, BLOCK_COUNT, USED, GROUP_BEST, SIGMOID, ROOT,
+            NORMALIZE, NEAR, CORRECTED, LOGITS, CAP, SCALED, OWN_FIRST, OWN_END,
         )  # fmt: skip
 
 

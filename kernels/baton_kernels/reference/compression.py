@@ -1,5 +1,5 @@
-"""Compressed attention (DeepSeek-AI, "DeepSeek-V4", 2026) in plain torch: entries that sum up windows of tokens, and the
-rotation of the ends of heads.
+"""Compressed attention (DeepSeek-AI, "DeepSeek-V4", 2026) in plain torch: entries that sum up windows of tokens, and
+the rotation of the ends of heads.
 
 The tokens of a sequence form windows of `rate` tokens. When a window ends, its entry is written to the cache: in each
 channel a mean of vectors of tokens, weighted by a softmax of their gates over the window. A softmax can be computed
@@ -31,8 +31,8 @@ def window_rows(rate: int) -> int:
 
 
 class Compression(NamedTuple):
-    """dim: elements of an entry. rate: tokens of a window. overlaps: windows overlap. first: how many float32 numbers of
-    a block with states come before the state. row, column: where an entry begins in the rows of a window's last
+    """dim: elements of an entry. rate: tokens of a window. overlaps: windows overlap. first: how many float32 numbers
+    of a block with states come before the state. row, column: where an entry begins in the rows of a window's last
     `window_rows(rate)` tokens."""
 
     dim: int
@@ -118,9 +118,9 @@ def turn_ends_reference(
 ) -> torch.Tensor:
     """Return heads whose ends are rotated by the position of their token, [T, heads, dim], in out when given.
 
-    x: [T, heads, dim]. rotary: cosines and sines, [positions, pairs] float32 each; the last 2 * pairs elements of a head
-    are rotated, and the two elements of a pair lie side by side, also in the result. positions: [T] int64. back: the
-    heads are rotated the other way. eps: each head is divided by its root mean square first; None = it is not.
+    x: [T, heads, dim]. rotary: cosines and sines, [positions, pairs] float32 each; the last 2 * pairs elements of a
+    head are rotated, and the two elements of a pair lie side by side, also in the result. positions: [T] int64. back:
+    the heads are rotated the other way. eps: each head is divided by its root mean square first; None = it is not.
     """
     wide = x.float()
     if eps is not None:

@@ -51,8 +51,8 @@ class _Call(msgspec.Struct):
 
 
 class TritonCompressed:
-    """Each query has a list of the rows to which it attends, in place of a block table, and is a sequence of its own for
-    the decode kernel of latent attention. So the queries of a chunk share keys in the L2 cache alone."""
+    """Each query has a list of the rows to which it attends, in place of a block table, and is a sequence of its own
+    for the decode kernel of latent attention. So the queries of a chunk share keys in the L2 cache alone."""
 
     name = "triton"
 
@@ -86,7 +86,7 @@ class TritonCompressed:
         self._tables, self._calls = tables.view(batch.tables.shape).unbind(1), []
         if decodes:
             self._add_decodes(self._in_order[:decodes], all_lengths[:decodes])
-        for _, first, end in calls:
+        for _, first, _ in calls:
             lengths, rows, group_lengths, firsts, group_rows = itertools.islice(uploaded, 5)
             self._add_call(first, lengths, rows.long(), self._scored, firsts, group_lengths, group_rows.long())
 

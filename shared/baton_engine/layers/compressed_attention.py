@@ -63,16 +63,14 @@ class CompressedAttention:
         self._output = Linear(source, ["o_b_proj"], [hidden], groups * group_rank, shard=Rows(ranks))
 
     def __call__(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
-        """x: [T, hidden]. Returns [T, hidden]. Afterwards the tokens' keys and the entries that end are in the cache."""
+        """x: [T, hidden]. Returns [T, hidden]. Afterwards the tokens' keys and new entries are in the cache."""
         turn, positions, tokens = self._ops.turn_ends, ctx.positions, len(x)
         both = self._down(x)
         compressed = self._query_norm(both[:, : self._low_rank])
         q = self._up(compressed).view(tokens, self._heads, self._dim)
         q = turn(q, self._rotary, positions, eps=self._eps, out=ctx.queries(*q.shape))
         slots, keys = ctx.cache(self._layer)
-        self._ops.keep_key(
-            both[:, self._low_rank :], self._key_norm, self._eps, self._rotary, positions, slots, keys
-        )
+        self._ops.keep_key(both[:, self._low_rank :], self._key_norm, self._eps, self._rotary, positions, slots, keys)
         if self._compressor is not None:
             self._compressor(x, ctx)
         if self._indexer is not None:

@@ -23,8 +23,8 @@ class Mixing(NamedTuple):
 class StreamGates:
     """Logits of gates that are computed from all streams of a token, in float32: W x / rms(x) * scale + base.
 
-    source: of tensors whose names are `prefix` and then fn, base or scale. kinds: how many gates there are of each kind,
-    each of which has a scale.
+    source: of tensors whose names are `prefix` and then fn, base or scale. kinds: how many gates there are of each
+    kind, which has a scale.
     """
 
     def __init__(self, source: Source, prefix: str, hidden: int, mixing: Mixing, kinds: list[int]) -> None:
@@ -35,8 +35,8 @@ class StreamGates:
         # mean. So the mean of the squares is a product, too.
         self._mean = torch.full((1, size), 1 / size, dtype=wide, device=source.device)
         self._base = source.take(f"{prefix}base", (count,), dtype=wide)
-        counts = torch.tensor(kinds, device=source.device)
-        self._scales = source.take(f"{prefix}scale", (len(kinds),), dtype=wide).repeat_interleave(counts)
+        scales = source.take(f"{prefix}scale", (len(kinds),), dtype=wide)
+        self._scales = torch.cat([scale.repeat(kind) for scale, kind in zip(scales, kinds, strict=True)])
 
     def __call__(self, streams: torch.Tensor) -> torch.Tensor:
         """streams: [T, streams * hidden] float32. Returns [T, gates of all kinds] float32."""
@@ -86,8 +86,9 @@ class MixedConnection:
     """The inputs and outputs of one block of a layer, with a mixing of the streams among themselves (Xie et al., "mHC",
     2025; DeepSeek-AI, DeepSeek-V4, 2026).
 
-    As HyperConnection, but each stream after the block is also a weighted sum of the streams before it. The weights of a
-    token form a matrix whose rows and columns have sums of about 1. The gates of the block's result have no gate_eps.
+    As HyperConnection, but a weighted sum of the streams before the block takes the place of each stream after it. The
+    weights of a token form a matrix whose rows and columns have sums of about 1. The gates of the block's result have
+    no gate_eps.
     """
 
     def __init__(self, source: Source, prefix: str, hidden: int, mixing: Mixing, rounds: int) -> None:

@@ -11,8 +11,8 @@ from baton_kernels.reference.routing import Routing, own_numbers, scores_of, wei
 
 
 class TableRouter:
-    """Each token of the vocabulary has its experts. Their scores depend on the hidden state, as in Router (Roller et al.,
-    "Hash Layers For Large Sparse Models", 2021; DeepSeek-AI, DeepSeek-V4, 2026).
+    """Each token of the vocabulary has its experts. Their scores depend on the hidden state, as in Router (Roller et
+    al., "Hash Layers For Large Sparse Models", 2021; DeepSeek-AI, DeepSeek-V4, 2026).
 
     vocab: tokens of the vocabulary. Raises ConfigError for a table that names an expert that there is not.
     """
@@ -24,11 +24,11 @@ class TableRouter:
         stored = source.stored_dtype("tid2eid")
         whole = stored if stored in (torch.int32, torch.int64) else torch.int64
         self._table = source.take("tid2eid", (vocab, routing.count), dtype=whole).long()
-        least, most = (int(each) for each in self._table.aminmax())
-        if least < 0 or most >= experts:
-            wrong = least if least < 0 else most
+        wrong = self._table[(self._table < 0) | (self._table >= experts)] if not self._table.is_meta else self._table[:0]
+        if wrong.numel():
             raise ConfigError(
-                f"{source.full_name('tid2eid')} names the expert {wrong}; the experts of a layer are 0 to {experts - 1}"
+                f"{source.full_name('tid2eid')} names the expert {int(wrong[0])}; the experts of a layer are 0 to "
+                f"{experts - 1}"
             )
         own = source.own_experts(experts)
         self._routing = replace(routing, own=own) if len(own) < experts else routing

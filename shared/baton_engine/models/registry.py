@@ -58,6 +58,7 @@ MODELS = {
     "GptOssForCausalLM": ("gpt_oss", "GptOss"),
     "Glm4MoeForCausalLM": ("glm4_moe", "Glm4Moe"),
     "DeepseekV2ForCausalLM": ("deepseek_v2", "DeepseekV2"),
+    "DeepseekV4ForCausalLM": ("deepseek_v4", "DeepseekV4"),
     "DeepseekV3ForCausalLM": ("deepseek_v3", "DeepseekV3"),
     "DeepseekV32ForCausalLM": ("deepseek_v32", "DeepseekV32"),
     "GemmaForCausalLM": ("gemma", "Gemma"),
