@@ -43,6 +43,8 @@ from baton_kernels.reference.sampling import (
 )
 from baton_kernels.reference.thresholds import thresholds_reference
 
+from .fake_entries import FAKES
+
 
 class Graph:
     """`replay` computes the results of the capture again from the present inputs, into the same memory."""
@@ -379,6 +381,8 @@ def pretend(patch: pytest.MonkeyPatch) -> None:
     indexed = "baton_engine.attention.triton_indexed"
     for fake in (plan_parts, latent_decode, absorb_queries, values_of, index_scores, select_slots):
         patch.setattr(f"{indexed}.{fake.__name__}", fake)
+    for fake in (plan_parts, *FAKES):
+        patch.setattr(f"baton_engine.attention.triton_compressed.{fake.__name__}", fake)
     for fake in (plan_parts, decode_attention, key_block_scores, select_block_slots):
         patch.setattr(f"baton_engine.attention.triton_key_blocks.{fake.__name__}", fake)
     for module in ("decode_graphs", "device_sampler"):

@@ -102,6 +102,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "axk2",
         "bailing_hybrid",
         "beam",
+        "deepseek_v4",
         "diffllama",
         "doge",
         "dots3_note",

@@ -33,6 +33,7 @@ GROWTH = {
 GROWTH_OF_TELECHAT = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64,
 }  # fmt: skip
+SELECTED = "compressed_sparse_attention"
 # Together they have each family with each kind of rope, each head size and each number of heads per KV head.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-plain": ("llama", {"num_key_value_heads": 4, "head_dim": 32}),
@@ -919,6 +920,49 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "hy4-all-selected-tied": (
         "hy_v4",
         {"index_topk": 600, "norm_topk_prob": False, "tie_word_embeddings": True, "num_attention_heads": 2},
+    ),
+    "deepseek-v4": ("deepseek_v4", {}),
+    "deepseek-v4-sigmoid-yarn-few-rows": (
+        "deepseek_v4",
+        {
+            "rope": "yarn",
+            "scoring_func": "sigmoid",
+            "swiglu_limit": 0.3,
+            "hc_mult": 2,
+            "hc_sinkhorn_iters": 3,
+            "hc_eps": 0.05,
+            "rms_norm_eps": 0.05,
+            "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 6},
+            "compress_rate_hca": None,
+            "sliding_window": 19,
+            "o_groups": 4,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "deepseek-v4-shared-entries": (
+        "deepseek_v4",
+        {
+            "num_hidden_layers": 7,
+            "layer_types": [
+                SELECTED,
+                SELECTED,
+                "sliding_attention",
+                SELECTED,
+                "heavily_compressed_attention",
+                SELECTED,
+                SELECTED,
+            ],
+            "num_hash_layers": 2,
+            "routed_scaling_factor": 0.7,
+        },
+    ),
+    "deepseek-v4-all-selected": (
+        "deepseek_v4",
+        {"index_topk": 600, "layer_types": [SELECTED] * 4, "num_hash_layers": 0},
+    ),
+    "deepseek-v4-no-entries": (
+        "deepseek_v4",
+        {"num_hidden_layers": 2, "layer_types": ["sliding_attention"] * 2, "qk_rope_head_dim": 16},
     ),
     "axk1": ("axk1", {"rope": "yarn of DeepSeek", "n_group": 2, "topk_group": 1, "attention_bias": True}),
     "axk2": ("axk2", {"rope": "yarn of DeepSeek", "attention_bias": True, "gated_norm_rank": 6}),

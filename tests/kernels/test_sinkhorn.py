@@ -8,9 +8,7 @@ from baton_kernels.sinkhorn import sinkhorn
 
 
 @pytest.mark.parametrize(("count", "n", "rounds", "eps"), [(40, 4, 20, 1e-6), (3, 3, 5, 1e-2), (1, 1, 1, 1e-6)])
-def test_matrices_are_those_of_the_reference(
-    count: int, n: int, rounds: int, eps: float, device: torch.device
-) -> None:
+def test_matrices_are_those_of_the_reference(count: int, n: int, rounds: int, eps: float, device: torch.device) -> None:
     logits = 4 * torch.randn(count, n * n + 5, device=device)[:, 5:].unflatten(1, (n, n))
     result = sinkhorn(logits, rounds, eps)
     expected = sinkhorn_reference(logits.double(), rounds, eps)

@@ -24,7 +24,9 @@ class TableRouter:
         stored = source.stored_dtype("tid2eid")
         whole = stored if stored in (torch.int32, torch.int64) else torch.int64
         self._table = source.take("tid2eid", (vocab, routing.count), dtype=whole).long()
-        wrong = self._table[(self._table < 0) | (self._table >= experts)] if not self._table.is_meta else self._table[:0]
+        wrong = (
+            self._table[(self._table < 0) | (self._table >= experts)] if not self._table.is_meta else self._table[:0]
+        )
         if wrong.numel():
             raise ConfigError(
                 f"{source.full_name('tid2eid')} names the expert {int(wrong[0])}; the experts of a layer are 0 to "

@@ -151,7 +151,7 @@ def read_deepseek_v4_config(file: ConfigFile) -> DeepseekV4Config:
     limit, eps = file.number("swiglu_limit", 10.0), file.number("rms_norm_eps", 1e-6)
     if not limit > 0:
         raise ConfigError(f"swiglu_limit in config.json is {limit}; it must be above 0")
-    scores = file.choice("scoring_func", "sqrtsoftplus", ("sqrtsoftplus", "softmax", "sigmoid"))
+    scores = file.choice("scoring_func", "sqrtsoftplus", ("sqrtsoftplus", "sigmoid"))
     routing = Routing(
         read_experts_per_token(file, experts, 6), sigmoid=scores == "sigmoid", root_softplus=scores == "sqrtsoftplus",
         normalize=True, scale=file.number("routed_scaling_factor", 1.5),
