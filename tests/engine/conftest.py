@@ -86,6 +86,12 @@ def key_blocks(tiny_model: MakeModel) -> Path:
 
 
 @pytest.fixture(scope="session")
+def compressed(tiny_model: MakeModel) -> Path:
+    """A model that attends to the last 8 tokens and to entries, of which some layers select 5."""
+    return tiny_model("deepseek_v4")
+
+
+@pytest.fixture(scope="session")
 def pools(processes: None) -> Iterator[Pools]:
     pools = Pools()
     yield pools
