@@ -682,7 +682,7 @@ def make_model(
         ropes = {"indexed_attention": {**ROPES[rope]}, "sliding_attention": {**ROPES["default"], "rope_theta": 500.0}}
         fields["rope_parameters"] = ropes
     if kind == "deepseek_v4":
-        fields |= {"head_dim": 16, "num_key_value_heads": 1, "q_lora_rank": 24, "o_groups": 2, "o_lora_rank": 12}
+        fields |= {"head_dim": 16, "num_key_value_heads": 1, "q_lora_rank": 24, "o_groups": 4, "o_lora_rank": 12}
         fields |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "pad_token_id": None}
         fields |= {"index_n_heads": 16, "index_head_dim": 8, "index_topk": 5, "sliding_window": 8, "hc_mult": 3}
         fields |= {"num_hidden_layers": 4, "num_hash_layers": 1, "compress_rate_hca": 16, "qk_rope_head_dim": 8}

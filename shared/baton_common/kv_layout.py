@@ -104,6 +104,8 @@ class KvLayout(msgspec.Struct, array_like=True, frozen=True):
     holds the state after the last of its tokens that is computed, in the first `state_rows` of its rows. So a sequence
     needs the block of its last token, as with a window of two tokens. In a piece, a state counts as so many tokens:
     the rows of the state after token t have the numbers from t * state_rows on.
+
+    stage_starts: the layers with which a stage of a pipeline may begin, in ascending order; empty = each layer.
     """
 
     num_layers: int
@@ -112,6 +114,7 @@ class KvLayout(msgspec.Struct, array_like=True, frozen=True):
     heads: tuple[tuple[int, ...], ...] = ()
     state_layers: tuple[int, ...] = ()
     state_rows: int = 0
+    stage_starts: tuple[int, ...] = ()
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:

@@ -51,7 +51,7 @@ def largest_kv(
     backend: attends while the KV is not quantized. Raises ConfigError when a key or a value is not finite.
     """
     layout = config.kv_layout(str(model.dtype).removeprefix("torch."))
-    cache = KvCache(layout, _BLOCK_SIZE, device, ops, layers=stage.layers(config.kv_layers))
+    cache = KvCache(layout, _BLOCK_SIZE, device, ops, layers=stage.layers(config.kv_layers, layout.stage_starts))
     longest, groups = max(map(len, prompts)), len(layout.groups)
     # The tables of each group are aligned to 16 bytes, as in the row table.
     width = -(-longest // (4 * _BLOCK_SIZE)) * 4

@@ -99,7 +99,8 @@ class Runner:
         self._config = config
         self._block_size = config.block_size
         layout = model.kv_layout(dtype_name(choose_kv_dtype(config.kv_cache_dtype, model, dtype)))
-        self.cache = KvCache(layout, config.block_size, device, self._ops, dtype, stage.layers(model.kv_layers))
+        layers = stage.layers(model.kv_layers, layout.stage_starts)
+        self.cache = KvCache(layout, config.block_size, device, self._ops, dtype, layers)
         if self.cache.scales is not None:
             check_fp8_kv(device)
         self._table = self._make_table()

@@ -1,5 +1,7 @@
 """Which consecutive layers of a model a process computes (Huang et al., "GPipe", 2019)."""
 
+from collections.abc import Sequence
+
 import torch
 
 from .config import ConfigError
@@ -22,16 +24,20 @@ class Stage:
     def is_last(self) -> bool:
         return self.number == self.count - 1
 
-    def layers(self, num_layers: int) -> range:
+    def layers(self, num_layers: int, starts: Sequence[int] = ()) -> range:
         """Return this stage's layers of a model. Where they cannot be divided evenly, the first stages have one more.
 
-        Raises ConfigError if there are fewer layers than stages.
+        starts: the layers with which a stage may begin, in ascending order; empty = each layer. Those from one to the
+        next then count as one. Raises ConfigError if there are fewer of them than stages.
         """
-        if num_layers < self.count:
-            raise ConfigError(f"--pipeline-parallel {self.count} is more than the model's {num_layers} layers")
-        each, more = divmod(num_layers, self.count)
+        begins = starts or range(num_layers)
+        if len(begins) < self.count:
+            what = f"{len(begins)} parts into which its layers can be divided" if starts else f"{num_layers} layers"
+            raise ConfigError(f"--pipeline-parallel {self.count} is more than the model's {what}")
+        each, more = divmod(len(begins), self.count)
         first = self.number * each + min(self.number, more)
-        return range(first, first + each + (self.number < more))
+        ends = [*begins, num_layers]
+        return range(ends[first], ends[first + each + (self.number < more)])
 
     def receive(self, hidden: torch.Tensor) -> None:
         """Fill hidden [T, stream size] with what the previous stage has computed for the same step."""

@@ -684,7 +684,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "falcon-h1-norms-after-gates": (
         "falcon_h1",
-        {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_d_ssm": None},
+        {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_d_ssm": None, "num_hidden_layers": 3},
     ),
     "zamba2": ("zamba2", {}),
     "zamba2-adapters-of-attention-biases": (
@@ -935,7 +935,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 6},
             "compress_rate_hca": None,
             "sliding_window": 19,
-            "o_groups": 4,
+            "o_groups": 2,
             "tie_word_embeddings": True,
         },
     ),

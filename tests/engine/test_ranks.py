@@ -74,7 +74,7 @@ FAMILIES = (
     "ling3", "jamba-biases-no-experts", "jamba-experts-in-each-layer", "mamba-biases-longer-untied", "falcon-mamba",
     "mamba2", "mamba2-biases-a-group-longer", "hy4-shared-selections", "hy4-low-limit", "minimax-m3", "zamba2",
     "zamba2-adapters-of-attention-biases", "recurrent-gemma-biases-longer-untied",
-    "dots3-note", "dots3-note-text-part-alone",
+    "dots3-note", "dots3-note-text-part-alone", "deepseek-v4", "deepseek-v4-shared-entries",
 )  # fmt: skip
 
 
@@ -216,6 +216,7 @@ def test_quantized_weights(tiny_model: MakeModel, divided: MakeEngine, tmp_path:
         ("llama", {"intermediate_size": 95}, 2, r"layers\.0\.mlp\.down_proj: 95 inputs cannot be divided"),
         ("falcon", {"num_attention_heads": 6, "hidden_size": 96, "num_kv_heads": 3, "new_decoder_architecture": True},
          2, "3 key-value heads cannot be divided among 2 ranks"),
+        ("deepseek_v4", {"o_groups": 2}, 4, r"--tensor-parallel 4 does not divide the 2 groups of heads \(o_groups"),
         ("recurrent_gemma", {}, 2, "--tensor-parallel 2 does not divide the 1 key-value heads, among which the states"),
     ],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,12 +28,13 @@ ALL_RANKS = bool(os.environ.get("ALL_RANKS"))  # each family, instead of one of 
 REPRESENTATIVE = (
     "bloom-tied", "gemma3-tied", "granite-biases", "gpt2", "gpt-oss", "qwen", "deepseek-v2-lite", "opt-350m", "xglm",
     "llama4", "nanochat", "mllama", "deepseek-v32", "mimo-v2-flash", "nemotron-super", "beam",
-    "mistral-large-4-shared", "ouro", "modernbert-decoder", "lfm2-moe", "qwen3-next", "nemotron-h", "falcon-h1",
-    "hy4-shared-selections", "recurrent-gemma", "dots3-note",
+    "mistral-large-4-shared", "ouro", "modernbert-decoder", "lfm2-moe", "qwen3-next", "nemotron-h",
+    "hy4-shared-selections", "recurrent-gemma", "falcon-h1-norms-after-gates", "dots3-note",
+    "deepseek-v4-shared-entries",
 )  # fmt: skip
 
 # The beginnings of the names of families that refuse stages.
-UNDIVIDED = ("gemma3n", "gemma4-small", "hrm-text", "zamba2")
+UNDIVIDED = ("deepseek-v4", "gemma3n", "gemma4-small", "hrm-text", "zamba2")
 
 LAYERS = ["full_attention", "sliding_attention", "full_attention"]
 
@@ -66,6 +68,23 @@ def test_no_stage_ends_between_layers_that_share_latents(tiny_model: MakeModel, 
     folder = tiny_model("mistral_large4", kv_source_layers=[0, 1, 0, 1])
     with pytest.raises(ConfigError, match=r"between layers 0 and 2, which share latents"):
         divided(folder, 1, pipeline_parallel=2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({}, "--pipeline-parallel 2 is more than the model's 1 parts into which its layers can be divided"),
+        (
+            {"layer_types": ["compressed_sparse_attention"] * 4, "num_hash_layers": 3},
+            "puts layer 2 of this model on a stage after the first one, but it chooses experts by token ids",
+        ),
+    ],
+)
+def test_where_no_stage_ends_in_compressed_attention(
+    tiny_model: MakeModel, divided: MakeEngine, overrides: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        divided(tiny_model("deepseek_v4", **overrides), 1, pipeline_parallel=2)
 
 
 @pytest.mark.parametrize("family", ["gemma3n", "hrm_text", "zamba2"])

@@ -1,4 +1,4 @@
-"""Entries that sum up windows of tokens, against each whole sequence in float64, and the rotation of the ends of heads."""
+"""Entries that sum up windows of tokens, against each whole sequence in float64, and rotations of the ends of heads."""
 
 import random
 from typing import Any

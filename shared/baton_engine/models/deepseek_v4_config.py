@@ -113,7 +113,10 @@ class DeepseekV4Config(SparseConfig, frozen=True, kw_only=True):
     def kv_layout(self, dtype: str) -> KvLayout:
         plane, states = Plane("key", 1, self.head_dim, dtype), self._state_layers
         rows = -(-4 * max(map(self._numbers, self._entries), default=0) // plane.head_bytes)
-        return KvLayout(self.num_layers, (plane,), self.sliding_windows, state_layers=states, state_rows=rows)
+        return KvLayout(
+            self.num_layers, (plane,), self.sliding_windows, state_layers=states, state_rows=rows,
+            stage_starts=self.starts,
+        )  # fmt: skip
 
     @property
     def _entries(self) -> list[Any]:

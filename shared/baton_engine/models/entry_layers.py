@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from baton_engine.attention_spec import AttentionSpec
 from baton_engine.compressed_spec import CompressedSpec, Entries
-from baton_engine.config import ConfigError
 from baton_engine.stage import Stage
 from baton_kernels.reference.compression import window_rows
 
@@ -85,13 +84,7 @@ def _units(kinds: list[Windows | None]) -> list[list[Windows | None]]:
 
 
 def own_places(stage: Stage, places: tuple[Place, ...], starts: tuple[int, ...], layers: int) -> range:
-    """Return which of the model's layers a stage has. layers: of the cache. Raises ConfigError if a layer of the cache
-    would be shared by layers of two stages."""
-    own = stage.layers(layers)
-    if own.start not in starts or own.stop not in (*starts, layers):
-        raise ConfigError(
-            f"--pipeline-parallel {stage.count} divides layers of this model that share blocks of the KV cache: use "
-            "another number of stages, or --tensor-parallel"
-        )
+    """Return which of the model's layers a stage has. layers: of the cache."""
+    own = stage.layers(layers, starts)
     inside = [number for number, place in enumerate(places) if place.keys in own]
     return range(inside[0], inside[-1] + 1)

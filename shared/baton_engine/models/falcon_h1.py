@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import torch
 
+from baton_common.kv_layout import KvLayout
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
@@ -48,6 +49,10 @@ class FalconH1Config(WithStates, LlamaConfig, frozen=True, kw_only=True):
     def mlp_units(self) -> float:
         """As in ModelConfig, on average over layers."""
         return self.intermediate_size / 2
+
+    def kv_layout(self, dtype: str) -> KvLayout:
+        # No stage ends between the attention and the state of a layer.
+        return msgspec.structs.replace(super().kv_layout(dtype), stage_starts=_starts(self))
 
     def fingerprint_facts(self) -> dict[str, Any]:
         # The factor of keys is in the scale of scores.
@@ -115,13 +120,7 @@ class FalconH1(Llama):
         return super().embed(ctx).mul_(self.factors.embeddings)
 
     def make_layers(self, config: LlamaConfig, source: Source, rotary: RotaryTables) -> list[Layer]:
-        numbers = source.stage.layers(config.num_layers)
-        if numbers.start % 2 or numbers.stop % 2:
-            raise ConfigError(
-                f"--pipeline-parallel {source.stage.count} divides the attention and the state of a layer: it must "
-                f"divide the {config.num_layers // 2} layers of this model evenly"
-            )
-        tables = rotary[config.rope]
+        numbers, tables = source.stage.layers(config.num_layers, _starts(config)), rotary[config.rope]
         return [FalconH1Layer(config, source.at(f"layers.{layer // 2}"), layer, tables) for layer in numbers[::2]]
 
     @classmethod
@@ -161,6 +160,11 @@ class FalconH1(Llama):
                 file.number("lm_head_multiplier", 1.0),
             ),
         )
+
+
+def _starts(config: LlamaConfig) -> tuple[int, ...]:
+    """Return the layers of the cache that begin layers of the model."""
+    return tuple(range(0, config.num_layers, 2))
 
 
 def _numbers(file: ConfigFile, name: str, count: int) -> tuple[float, ...]:

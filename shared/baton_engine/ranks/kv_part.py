@@ -39,7 +39,7 @@ class SeatKv:
             raise ConfigError("several processes cannot divide a KV cache whose planes have different heads")
         heads = head_part(layout.num_heads, RankNumber(rank, count), "key-value heads")
         self._first, self._end = heads.start, heads.stop
-        self._layers = seat.stage.layers(layout.num_layers)
+        self._layers = seat.stage.layers(layout.num_layers, layout.stage_starts)
         self.owns = rank == 0 or head_part(layout.num_heads, RankNumber(rank - 1, count)).start != heads.start
 
     def within(self, extent: Extent) -> Found | None:
