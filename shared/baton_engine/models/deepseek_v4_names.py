@@ -40,19 +40,40 @@ _PREFIX = "model."
 _OUTSIDE = (("embed_tokens.", "embed."), ("lm_head.", "head."), ("hc_head.hc_", "hc_head_"))
 
 
+# The endings of names in MXFP4 of gpt-oss, in which the authors store experts by names of their own.
+_CODES, _EXPONENTS = "_blocks", "_scales"
+
+
 class StoredNames:
-    """Implements Tensors by the names that transformers has in memory, for a checkpoint with these or others."""
+    """Implements Tensors by the names that transformers has in memory, for a checkpoint with these or others.
+
+    The authors' experts in MXFP4 have the names and shapes of baton_engine.quantization.mxfp4.
+    """
 
     def __init__(self, source: Source) -> None:
         self.dtype, self.device = source.dtype, source.device
         self._source, self._found = source, cache(self._find)
 
     def __contains__(self, name: str) -> bool:
+        if name.endswith(_CODES):
+            found = self._found(f"{name.removesuffix(_CODES)}.weight")
+            return found in self._source and self._source.stored_dtype(found) == torch.int8
         return self._found(name) in self._source
 
     def take(
         self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] | None, dtype: torch.dtype
     ) -> torch.Tensor:
+        if name.endswith(_CODES):
+            # Two codes are in a byte, and a group of an output has 16 bytes.
+            outputs, groups, size = shape
+            columns = slice(part[1].start * size, part[1].stop * size) if part else slice(0, groups * size)
+            rows = part[0] if part else slice(0, outputs)
+            name = self._found(f"{name.removesuffix(_CODES)}.weight")
+            pairs = self._source.take(name, (outputs, groups * size), (rows, columns), torch.int8)
+            return pairs.view(torch.uint8).unflatten(1, (-1, size))
+        if name.endswith(_EXPONENTS):
+            name = self._found(f"{name.removesuffix(_EXPONENTS)}.weight_scale_inv")
+            return self._source.take(name, shape, part, torch.float8_e8m0fnu).view(torch.uint8)
         return self._source.take(self._found(name), shape, part, dtype)
 
     def stored_dtype(self, name: str) -> torch.dtype:
