@@ -71,6 +71,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     # So large that every token is selected: with a smaller number, rounding in batches may decide between two tokens
     # whose scores are nearly the same.
     "deepseek_v32, two planes of different sizes": ("deepseek_v32", {"index_topk": 600}),
+    "deepseek_v4, windows, states and entries": ("deepseek_v4", {"index_topk": 600}),
     "granite 4, states alone": ("granitemoehybrid", {"layer_types": ["mamba", "mamba"], "seed": 1}),
     "qwen3_next, states": ("qwen3_next", {}),
     "mistral, window": ("mistral", {"sliding_window": 24, "head_dim": 64}),

@@ -35,7 +35,7 @@ FAMILIES = (
     "afmoe", "hy3", "axk1", "axk2", "beam", "granite-swash-experts", "mistral4", "mistral-large-4", "command-a-plus",
     "gemma4-experts-untied", "aria", "ernie4-5-vl", "longcat-flash", "kolibri1", "flint", "laguna", "deepseek-v32",
     "step3p7", "muse-spark", "jetmoe", "mimo-v2-flash", "nemotron-h-experts-groups",
-    "nemotron-h-latent-experts-first-biases", "minimax-m3", "hy4-low-limit", "dots3-note",
+    "nemotron-h-latent-experts-first-biases", "minimax-m3", "hy4-low-limit", "dots3-note", "deepseek-v4",
 )  # fmt: skip
 PROMPTS = [make_prompt(length, seed=3) for length in (17, 50)]
 SHORT_PROMPTS = [prompt[:20] for prompt in PROMPTS]  # for kernels in the interpreter

@@ -51,6 +51,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "selected tokens with sinks": ("hy_v4", {"index_topk": 100}, {"max_num_batched_tokens": 290}),
     "latents by layer": ("dots3_note", {"index_topk": 100}, {"max_num_batched_tokens": 290}),
     "few latents": ("deepseek_v3", {}, {}),
+    "entries of windows": ("deepseek_v4", {"index_topk": 30}, {"max_num_batched_tokens": 290}),
+    "entries of windows, deterministic": ("deepseek_v4", {}, {"deterministic": True}),
     "recurrent states beside windows": ("recurrent_gemma", {}, {}),
     "KV in FP8": ("llama", {}, {"kv_cache_dtype": "fp8"}),
     "KV in FP8, shared": ("gemma3n", {}, {"kv_cache_dtype": "fp8"}),

@@ -27,15 +27,18 @@ def runner(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def poison(engine: Engine) -> None:
-    """Write NaN into every slot that holds no token of a live request or of the prefix cache."""
+    """Write NaN into every slot that holds no token of a live request or of the prefix cache. A block of a layer with
+    states holds that of its last token anywhere in the block."""
     planes, pool, size = engine.runner.cache.planes, engine.pool, engine.config.block_size
+    layout = engine.runner.cache.layout
     free = torch.ones(pool.num_blocks, size, dtype=torch.bool)
     free[list(pool._hash_of)] = False
     for group in engine._sequences.values():
         for sequence in group:
-            for table in sequence.tables:
+            for table, layers in zip(sequence.tables, layout.groups, strict=False):
                 for at in range(table.gone * size, sequence.computed):
-                    free[table.blocks[at // size], at % size] = False
+                    places = slice(None) if layers.layers[0] in layout.state_layers else at % size
+                    free[table.blocks[at // size], places] = False
     for plane in planes:
         # torch cannot assign to some of the codes of 8 bits.
         plane.copy_(plane.float().masked_fill(free[:, :, None, None], float("nan")))
@@ -50,7 +53,7 @@ def without_broken(length: int, seed: int) -> list[int]:
     return [token % BROKEN_TOKEN for token in make_prompt(length, seed)]
 
 
-@pytest.mark.parametrize("name", ["windowed", "latent", "indexed", "key_blocks"])
+@pytest.mark.parametrize("name", ["windowed", "latent", "indexed", "key_blocks", "compressed"])
 @pytest.mark.parametrize("block_size", [4, 16])
 def test_nan_in_free_slots_changes_no_token(
     name: str, runner: str, block_size: int, request: pytest.FixtureRequest
