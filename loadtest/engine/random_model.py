@@ -34,6 +34,11 @@ def make_model(folder: Path, family: str, fields: dict[str, Any], seed: int) -> 
             f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding)
         }
         corrections = [entry for entry in model.named_buffers() if entry[0].endswith("correction_bias")]
+        for name, table in model.named_buffers():
+            if name.endswith("tid2eid"):
+                # Fresh tables give all tokens the same experts.
+                scores = torch.rand(len(table), model.config.n_routed_experts)
+                table.copy_(scores.topk(table.shape[1]).indices)
         for name, parameter in (*model.named_parameters(), *corrections):
             # Other buffers are not rounded: they are computed, but transformers reads them from the checkpoint.
             parameter.data = parameter.data.bfloat16()
