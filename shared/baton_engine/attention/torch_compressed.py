@@ -44,7 +44,7 @@ class TorchCompressed(TorchSdpa):
             rows, visible = self._rows(index, entries, entries.rate - 1)
             if rows.shape[1] <= entries.selected:
                 continue
-            q, of_heads = (x[call.rows].unflatten(0, (call.sequences, -1)) for x in (queries, weights))
+            q, of_heads = (torch.unflatten(x[call.rows], 0, (call.sequences, -1)) for x in (queries, weights))
             scores = index_scores_reference(q, of_heads, rows[..., column : column + dim])
             self._selected[index] = selection_reference(scores, visible, entries.selected)
 
@@ -58,7 +58,7 @@ class TorchCompressed(TorchSdpa):
             read, mask = call.keys[self._near.reach], call.masks[self._near]
             # A key that no query sees may hold anything, and 0 times NaN is NaN: it is 0 here.
             near = keys.index_select(0, read.blocks[group]).flatten(0, 2).index_fill_(0, read.unseen, 0.0)
-            seen = near.unflatten(0, (call.sequences, -1))
+            seen = torch.unflatten(near, 0, (call.sequences, -1))
             if mask is None:
                 seen = seen[:, : call.queries]
                 mask = torch.ones(1, 1, call.queries, call.queries, dtype=torch.bool, device=q.device).tril_()
@@ -68,7 +68,7 @@ class TorchCompressed(TorchSdpa):
                 chosen = visible if self._selected[index] is None else self._selected[index]
                 assert chosen is not None
                 mask = torch.cat([mask.expand(call.sequences, 1, call.queries, -1), chosen[:, None]], dim=3)
-            heads = q[call.rows].unflatten(0, (call.sequences, -1)).transpose(1, 2)
+            heads = torch.unflatten(q[call.rows], 0, (call.sequences, -1)).transpose(1, 2)
             result = attention(heads, seen[:, None], seen[:, None], mask, self._near, sinks.view(1, -1, 1, 1))
             out[call.rows].copy_(result.transpose(1, 2).flatten(0, 1))
         self._selected = [None] * len(self._calls)
@@ -78,7 +78,7 @@ class TorchCompressed(TorchSdpa):
         of them the queries see, [sequences, queries, windows]. row: that of this token of a window."""
         call, plane = self._calls[index], self._cache.layer(entries.layer)[0]
         blocks = call.keys[_ALL].blocks[self._cache.group_of(entries.layer)]
-        every = plane.index_select(0, blocks).flatten(0, 2).unflatten(0, (call.sequences, -1))
+        every = torch.unflatten(plane.index_select(0, blocks).flatten(0, 2), 0, (call.sequences, -1))
         windows = call.length // entries.rate
         ended = (self._positions[index][..., None] + 1) // entries.rate
         visible = torch.arange(windows, device=every.device) < ended

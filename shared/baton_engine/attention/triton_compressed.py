@@ -1,6 +1,7 @@
 """Compressed attention through our Triton kernels."""
 
 import itertools
+from typing import Any
 
 import msgspec
 import torch
@@ -146,7 +147,7 @@ class TritonCompressed:
     ) -> None:  # fmt: skip
         entries, keys = self._specs[layer].entries, self._tables[self._cache.group_of(layer)]
         kind, width = self._kind(entries), self._window
-        found: dict[str, object] = {}
+        found: dict[str, Any] = {}
         if entries is not None:
             tables = self._tables[self._cache.group_of(entries.layer)]
             row = self._first_row(entries.layer) + entries.place

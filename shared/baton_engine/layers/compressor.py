@@ -65,6 +65,6 @@ class EntryIndexer:
     def __call__(self, x: torch.Tensor, query_inputs: torch.Tensor, ctx: Context) -> None:
         """x: [T, hidden]. query_inputs: [T, low_rank]."""
         self._keys(x, ctx)
-        queries = self._queries(query_inputs).unflatten(1, (self._heads, -1))
+        queries = torch.unflatten(self._queries(query_inputs), 1, (self._heads, -1))
         queries = self._turn(queries, self._rotary, ctx.positions)
         ctx.select(self._layer, queries, functional.linear(x.float(), self._weights))

@@ -13,6 +13,7 @@ from baton_engine.source import Source
 from baton_kernels.reference.routing import Routing
 
 from .linear import Linear
+from .table_router import TableRouter
 
 # Each program of a router's kernel computes the norm. As they are few, this pays off for longer rows than in a product.
 _MOST_NORMED = 4096
@@ -85,7 +86,7 @@ def load_joined_experts(source: Source, experts: int, hidden: int, size: int, fo
 class ExpertMlp:
     """The weighted sum of the results of a token's experts."""
 
-    def __init__(self, router: Router, experts: ExpertsMethod, ranks: Ranks) -> None:
+    def __init__(self, router: Router | TableRouter, experts: ExpertsMethod, ranks: Ranks) -> None:
         self._router, self._experts, self._ranks = router, experts, ranks
         self.inputs = router.inputs
 

@@ -102,7 +102,7 @@ class MixedConnection:
         weights [T, streams before, streams after], both float32."""
         wide, (count, _, eps, magnitude) = streams.float(), self._mixing
         logits = self._gates(wide)
-        gates, mixing = logits[:, : 2 * count].sigmoid(), logits[:, 2 * count :].unflatten(1, (count, count))
+        gates, mixing = logits[:, : 2 * count].sigmoid(), torch.unflatten(logits[:, 2 * count :], 1, (count, count))
         inputs = _sum(gates[:, :count] + eps, wide).to(streams.dtype)
         return inputs, (gates[:, count:] * magnitude, self._ops.sinkhorn(mixing, self._rounds, eps))
 
@@ -111,7 +111,7 @@ class MixedConnection:
     ) -> torch.Tensor:
         """Return the streams after the block, [T, streams * hidden]. result: of the block, [T, hidden]."""
         added, mixing = gates
-        before = streams.float().unflatten(1, (self._mixing.streams, -1))
+        before = torch.unflatten(streams.float(), 1, (self._mixing.streams, -1))
         after = torch.baddbmm(added[:, :, None] * result.float()[:, None], mixing.transpose(1, 2), before)
         return after.flatten(1).to(streams.dtype)
 

@@ -20,6 +20,6 @@ class LatentExpertMlp(ExpertMlp):
         super().__init__(router, experts, ranks)
         self._down, self._up = down, up
 
-    def part(self, x: InputRows) -> tuple[torch.Tensor, torch.Tensor]:
-        x, weights, experts = self._router(x)
+    def part(self, x: InputRows, *given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weights, experts = self._router(x, *given)
         return x, self._up(self._experts(self._down(x), weights, experts))

@@ -70,7 +70,7 @@ class StoredNames:
             rows = part[0] if part else slice(0, outputs)
             name = self._found(f"{name.removesuffix(_CODES)}.weight")
             pairs = self._source.take(name, (outputs, groups * size), (rows, columns), torch.int8)
-            return pairs.view(torch.uint8).unflatten(1, (-1, size))
+            return pairs.view(torch.uint8).view(len(pairs), -1, size)
         if name.endswith(_EXPONENTS):
             name = self._found(f"{name.removesuffix(_EXPONENTS)}.weight_scale_inv")
             return self._source.take(name, shape, part, torch.float8_e8m0fnu).view(torch.uint8)
