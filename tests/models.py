@@ -685,9 +685,9 @@ def make_model(
         fields |= {"head_dim": 16, "num_key_value_heads": 1, "q_lora_rank": 24, "o_groups": 4, "o_lora_rank": 12}
         fields |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "pad_token_id": None}
         fields |= {"index_n_heads": 16, "index_head_dim": 8, "index_topk": 5, "sliding_window": 8, "hc_mult": 3}
-        fields |= {"num_hidden_layers": 4, "num_hash_layers": 1, "compress_rate_hca": 16, "qk_rope_head_dim": 8}
+        fields |= {"num_hidden_layers": 3, "num_hash_layers": 1, "compress_rate_hca": 16, "qk_rope_head_dim": 8}
         kinds = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
-        fields["layer_types"] = [*kinds, kinds[1]]
+        fields["layer_types"] = [*kinds]
         fields["rope_parameters"] = ROPES[rope]
     if kind == "mistral_large4_text":
         fields |= {"num_hidden_layers": 4, "no_rope_layer_interval": 2}

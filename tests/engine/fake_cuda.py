@@ -36,11 +36,7 @@ from baton_kernels.reference.logprobs import chosen_logprobs_reference
 from baton_kernels.reference.masks import apply_masks_reference
 from baton_kernels.reference.paged_attention import AttentionVariant, paged_attention_reference
 from baton_kernels.reference.penalties import apply_penalties_reference
-from baton_kernels.reference.sampling import (
-    best_of_shards_reference,
-    gumbel_argmax_reference,
-    gumbel_best_reference,
-)
+from baton_kernels.reference.sampling import best_of_shards_reference, gumbel_argmax_reference, gumbel_best_reference
 from baton_kernels.reference.thresholds import thresholds_reference
 
 from .fake_entries import FAKES

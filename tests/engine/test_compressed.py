@@ -91,12 +91,9 @@ def test_entries_and_states_are_handed_over(compressed: Path, prefill_block: int
         assert_idle(engine)
 
 
-@pytest.mark.parametrize(("prefill", "decode"), [(2, 1), (1, 2)])
-def test_entries_go_to_another_number_of_ranks(
-    compressed: Path, divided: MakeEngine, prefill: int, decode: int
-) -> None:
+def test_entries_go_to_another_number_of_ranks(compressed: Path, divided: MakeEngine) -> None:
     settings: dict[str, Any] = {"max_num_batched_tokens": 24, "num_blocks": 256, "block_size": 16}
-    pair = Pair(divided(compressed, prefill, **settings), divided(compressed, decode, **settings), seed=1)
+    pair = Pair(divided(compressed, 2, **settings), make_engine(compressed, **settings), seed=1)
     prompts = [make_prompt(length, seed=3) for length in (17, 90)]
     for id, prompt in enumerate(prompts):
         pair.add(make_request(id, prompt, 12))
@@ -108,10 +105,10 @@ def test_entries_go_to_another_number_of_ranks(
 
 def test_only_entries_take_memory_of_long_sequences(compressed: Path) -> None:
     engine = make_engine(compressed, block_size=16, max_num_batched_tokens=64)
-    # Keys of four layers, states of three, and a layer for the entries of each kind of windows.
+    # Keys of three layers, states of two, and a layer for the entries of each kind of windows.
     layout = engine.runner.cache.layout
-    assert [layout.windows.count(window) for window in (8, 2, None)] == [4, 3, 2]
-    assert [group.window for group in layout.groups] == [None, 8, 8, 2, 2]
+    assert [layout.windows.count(window) for window in (8, 2, None)] == [3, 2, 2]
+    assert [group.window for group in layout.groups] == [None, 8, 8, 2]
     engine.add(make_request(0, make_prompt(300, seed=6), 20))
     for _ in range(12):
         engine.step()

@@ -64,6 +64,7 @@ def make_requests(seed: int) -> list[Request]:
 # Fields of a family's tiny model.
 OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma4": {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24},
+    "deepseek_v4": {"index_topk": 600},  # all entries are selected
     "falcon": {"alibi": True, "num_attention_heads": 6, "hidden_size": 96},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "lfm2": {"conv_L_cache": 6},

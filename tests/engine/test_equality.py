@@ -942,23 +942,15 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v4-shared-entries": (
         "deepseek_v4",
         {
-            "num_hidden_layers": 7,
-            "layer_types": [
-                SELECTED,
-                SELECTED,
-                "sliding_attention",
-                SELECTED,
-                "heavily_compressed_attention",
-                SELECTED,
-                SELECTED,
-            ],
+            "num_hidden_layers": 5,
+            "layer_types": [SELECTED, SELECTED, "sliding_attention", SELECTED, "heavily_compressed_attention"],
             "num_hash_layers": 2,
             "routed_scaling_factor": 0.7,
         },
     ),
     "deepseek-v4-all-selected": (
         "deepseek_v4",
-        {"index_topk": 600, "layer_types": [SELECTED] * 4, "num_hash_layers": 0},
+        {"index_topk": 600, "layer_types": [SELECTED] * 3, "num_hash_layers": 0},
     ),
     "deepseek-v4-no-entries": (
         "deepseek_v4",

@@ -73,8 +73,8 @@ FAMILIES = (
     "kimi-linear", "nemotron-h-latent-experts-first-biases", "nemotron-h-experts-groups", "minimax-without-factors",
     "ling3", "jamba-biases-no-experts", "jamba-experts-in-each-layer", "mamba-biases-longer-untied", "falcon-mamba",
     "mamba2", "mamba2-biases-a-group-longer", "hy4-shared-selections", "hy4-low-limit", "minimax-m3", "zamba2",
-    "zamba2-adapters-of-attention-biases", "recurrent-gemma-biases-longer-untied",
-    "dots3-note", "dots3-note-text-part-alone", "deepseek-v4", "deepseek-v4-shared-entries",
+    "zamba2-adapters-of-attention-biases", "recurrent-gemma-biases-longer-untied", "dots3-note",
+    "dots3-note-text-part-alone", "deepseek-v4",
 )  # fmt: skip
 
 

@@ -75,7 +75,7 @@ def test_no_stage_ends_between_layers_that_share_latents(tiny_model: MakeModel, 
     [
         ({}, "--pipeline-parallel 2 is more than the model's 1 parts into which its layers can be divided"),
         (
-            {"layer_types": ["compressed_sparse_attention"] * 4, "num_hash_layers": 3},
+            {"layer_types": ["compressed_sparse_attention"] * 3, "num_hash_layers": 3},
             "puts layer 2 of this model on a stage after the first one, but it chooses experts by token ids",
         ),
     ],

@@ -137,12 +137,12 @@ def test_chunks_give_the_entries_of_each_whole_sequence(op: str, name: str, devi
         shape,
     )  # fmt: skip
     for window in range(24 // shape.rate, 40 // shape.rate):
-        assert torch.equal(again.entry(shape, 0, window), cache.entry(shape, 0, window))
+        torch.testing.assert_close(again.entry(shape, 0, window), cache.entry(shape, 0, window), rtol=1e-4, atol=1e-5)
     kept = cache.tables[0].flatten()
     assert torch.equal(states[kept].nan_to_num(7.0), again.states[kept].nan_to_num(7.0))
 
 
-@pytest.mark.parametrize("name", ["apart", "overlapping"])
+@pytest.mark.parametrize("name", ["few rows", "overlapping"])
 def test_entries_and_states_do_not_depend_on_the_division_into_steps(name: str, device: torch.device) -> None:
     shape, caches = SHAPES[name], [Cache(torch.bfloat16, device) for _ in range(2)]
     wholes, weights = make(shape, device)

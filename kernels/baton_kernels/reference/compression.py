@@ -83,28 +83,38 @@ def compress_reference(
     gates = gates + bias.view(shape.rate, shape.series, -1)[positions % shape.rate]
     fresh = torch.zeros(_PARTS, shape.series, shape.dim, device=projected.device)
     fresh[0] = float("-inf")
-    state = fresh
+    state, first = fresh, 0
     for token, (slot, before, begins, keeps) in enumerate(visits(slots, size)):
+        ends = (where[token] + 1) % shape.rate == 0
         if begins:
-            state = fresh if before < 0 else numbers[before // size].view(fresh.shape).clone()
+            state, first = fresh if before < 0 else numbers[before // size].view(fresh.shape).clone(), token
         if where[token] % shape.rate == 0 and not shape.overlaps:
             state = fresh
-        peak = torch.maximum(state[0], gates[token])
-        # Before a gate above -inf, both differences would be NaN.
-        shrink = torch.where(state[0] == float("-inf"), 0.0, (state[0] - peak).exp())
-        weight = (gates[token] - peak).exp()
-        state = torch.stack([peak, state[1] * shrink + weight, state[2] * shrink + weight * vectors[token]])
-        if (where[token] + 1) % shape.rate == 0:
+        if not (ends or keeps):
+            continue
+        own, first = slice(first, token + 1), token + 1
+        state = _added(state, vectors[own], gates[own])
+        if ends:
             if kept[token] >= 0:
                 mean = state[2, -1] / state[1, -1]
                 normed = mean * torch.rsqrt(mean.square().mean() + eps) * norm
-                first = positions[token : token + 1] + 1 - shape.rate
-                entry = turn_ends_reference(normed.view(1, 1, -1), rotary, first).view(-1)
+                begin = positions[token : token + 1] + 1 - shape.rate
+                entry = turn_ends_reference(normed.view(1, 1, -1), rotary, begin).view(-1)
                 at = (kept[token] - back) * width + shape.column
                 flat[at : at + shape.dim] = entry.to(flat.dtype)
             state = torch.cat([fresh[:, :1], state[:, :1]], dim=1) if shape.overlaps else fresh
         if keeps:
             numbers[slot // size] = state.flatten()
+
+
+def _added(state: torch.Tensor, vectors: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """Return running softmaxes with some more tokens. state: [3, series, dim]. vectors, gates: [T, series, dim]."""
+    peak = torch.maximum(state[0], gates.amax(dim=0))
+    # Before a gate above -inf, both differences would be NaN.
+    shrink = torch.where(state[0] == float("-inf"), 0.0, (state[0] - peak).exp())
+    weights = (gates - peak).exp()
+    total, acc = weights.sum(dim=0), (weights * vectors).sum(dim=0)
+    return torch.stack([peak, state[1] * shrink + total, state[2] * shrink + acc])
 
 
 def turn_ends_reference(
