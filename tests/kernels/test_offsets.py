@@ -12,6 +12,7 @@ from triton.runtime import interpreter
 
 from baton_kernels.activation import gate_mul
 from baton_kernels.blocks import gather_kv, scatter_kv
+from baton_kernels.compression import compress
 from baton_kernels.decode_attention import decode_attention
 from baton_kernels.decode_inputs import DecodeInputs
 from baton_kernels.decode_parts import plan_parts
@@ -32,6 +33,7 @@ from baton_kernels.penalties import apply_penalties
 from baton_kernels.prefill_attention import prefill_attention, prefill_tiles
 from baton_kernels.reference.activation import gate_mul_reference
 from baton_kernels.reference.blocks import gather_kv_reference
+from baton_kernels.reference.compression import Compression, compress_reference
 from baton_kernels.reference.decode_inputs import BLOCKS, FIELDS, POSITION, ROW
 from baton_kernels.reference.experts import ExpertWeights, experts_reference
 from baton_kernels.reference.indexed import (
@@ -306,6 +308,25 @@ def test_blocks_of_keys(device: torch.device) -> None:
     last = [cache[-1:].view(-1, 1, 1, dim) for cache in (keys, values)]
     in_last = slots - (blocks - 1) * page * heads
     assert relative_error(attended, paged_attention_reference(grouped, *last, in_last, each, starts, variant)) < 0.02
+
+
+def test_entries_of_windows(device: torch.device) -> None:
+    page, dim = 64, 512
+    shape, blocks = Compression(dim, rate=4, overlaps=True, first=0, row=1, column=0), rows_beyond(page * dim)
+    weights = torch.randn(4, 2 * dim, device=device), torch.rand(dim, device=device)
+    angles, positions = torch.rand(page, 32, device=device), torch.arange(8, device=device)
+    projected, before = torch.randn(8, 4 * dim, device=device), torch.tensor([-1, *range(7)], device=device)
+    results = []
+    for op, last in ((compress, blocks - 1), (compress_reference, 0)):
+        states, entries = (torch.empty(last + 1, page, 1, dim, dtype=HALF, device=device) for _ in range(2))
+        slots = torch.stack([positions, before]) + torch.tensor([[page * last], [page * last]], device=device)
+        slots[1, 0] = -1
+        given = projected, *weights, 1e-6, (angles.cos(), angles.sin()), positions, slots, slots[0], states, entries
+        op(*given, shape)
+        numbers = states[-1].flatten().view(torch.float32)[: shape.numbers]
+        results.append((entries[-1, [1, 5]], numbers.nan_to_num(neginf=-9.0)))
+    for ours, expected in zip(*results, strict=True):
+        assert relative_error(ours, expected) < 1e-2
 
 
 def test_queries_of_latent_attention(device: torch.device) -> None:

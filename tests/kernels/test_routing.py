@@ -23,6 +23,7 @@ ROUTINGS = [
     (128, Routing(8, normalize=True)),
     (8, Routing(1, scale=0.5)),
     (32, Routing(4, sigmoid=True, normalize=True, scale=2.5)),
+    (60, Routing(6, root_softplus=True, normalize=True, scale=1.5)),
     (60, Routing(6, sigmoid=True, normalize=True, added=0.5)),
     (60, Routing(6, sigmoid=True, normalize=True)),
     (60, Routing(6, sigmoid=True, normalize=True, corrects_logits=True)),

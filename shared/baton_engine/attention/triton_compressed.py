@@ -64,7 +64,7 @@ class TritonCompressed:
         self._kinds = {self._kind(spec.entries) for spec in self._specs.values()}
         plane = cache.planes[0]
         self._page, self._dim = plane.shape[2], plane.shape[4]
-        programs = max(_PROGRAMS // programs_per_part(num_heads, plane.element_size()), 1)
+        programs = max(_PROGRAMS // programs_per_part(num_heads, plane.element_size(), self._dim), 1)
         # With a capacity of one part, no sequence is divided.
         self._capacity = 1 if limits.deterministic else programs
         self._scored = 1 if limits.deterministic else _TOKENS
