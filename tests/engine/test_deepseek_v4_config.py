@@ -131,6 +131,8 @@ def test_what_is_in_the_fingerprint() -> None:
         ({"num_experts_per_tok": 257}, "num_experts_per_tok .* at most 256"),
         ({"num_hash_layers": -1}, "num_hash_layers in config.json is -1"),
         ({"hc_mult": 0}, "hc_mult in config.json is 0"),
+        ({"hc_mult": 100}, "hc_mult in config.json is 100; it must be at most 16"),
+        ({"compress_rate_hca": 2048}, "compress_rate_hca in config.json is 2048; it must be at most 1024"),
         ({"hc_sinkhorn_iters": 0}, "hc_sinkhorn_iters in config.json is 0"),
         ({"num_key_value_heads": 2}, "num_key_value_heads 2 in config.json is not served"),
         ({"n_shared_experts": 2}, "n_shared_experts 2 in config.json is not served"),

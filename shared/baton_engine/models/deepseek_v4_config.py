@@ -5,7 +5,7 @@ from typing import Any, Self
 import msgspec
 
 from baton_common.kv_layout import KvLayout, Plane
-from baton_engine.compressed_spec import CompressedSpec
+from baton_engine.compressed_spec import CompressedSpec, Entries
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.layers.hyper_connections import Mixing
@@ -20,6 +20,8 @@ from .sparse_config import SparseConfig, read_experts_per_token
 _NEAR, _SELECTED, _ALL = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 _BY_RATIO = {0: _NEAR, 4: _SELECTED, 128: _ALL}
 _RATES = {_SELECTED: ("compress_rate_csa", 4), _ALL: ("compress_rate_hca", 128)}
+# Kernels have the tokens of a window, and the weights with which a token mixes its streams, in one tile.
+_LARGEST_RATE, _MOST_STREAMS = 1024, 16
 _TABLE, _CHOSEN = "hash_moe", "moe"
 # Those of transformers' configuration class.
 _DEFAULTS: dict[str, Any] = {
@@ -80,7 +82,7 @@ class DeepseekV4Config(SparseConfig, frozen=True, kw_only=True):
     def attention_weights(self) -> int:
         """As in ModelConfig, on average over the layers of the cache."""
         total = len(self.places) * super().attention_weights
-        for entries in filter(None, (self.compressed(number).entries for number in range(len(self.places)))):
+        for entries in self._entries:
             series = 2 if entries.selected else 1
             total += 2 * series * (self.head_dim + entries.index_dim) * self.hidden_size
             total += self.index_heads * (entries.index_dim * self.low_rank + self.hidden_size) * (series - 1)
@@ -119,7 +121,7 @@ class DeepseekV4Config(SparseConfig, frozen=True, kw_only=True):
         )  # fmt: skip
 
     @property
-    def _entries(self) -> list[Any]:
+    def _entries(self) -> list[Entries]:
         specs = (self.compressed(number) for number in range(len(self.places)))
         return [spec.entries for spec in specs if spec.entries is not None]
 
@@ -127,7 +129,7 @@ class DeepseekV4Config(SparseConfig, frozen=True, kw_only=True):
     def _state_layers(self) -> tuple[int, ...]:
         return tuple(place.states for place in self.places if place.states is not None)
 
-    def _numbers(self, entries: Any) -> int:
+    def _numbers(self, entries: Entries) -> int:
         """Return the float32 numbers of a layer's states."""
         overlaps = entries.selected > 0
         return sum(
@@ -187,7 +189,7 @@ def read_deepseek_v4_config(file: ConfigFile) -> DeepseekV4Config:
         output_groups=groups,
         output_rank=file.count("o_lora_rank", 1024),
         index_heads=file.count("index_n_heads", 64),
-        mixing=Mixing(file.count("hc_mult", 4), eps, file.number("hc_eps", 1e-6), 2.0),
+        mixing=Mixing(file.at_most("hc_mult", _MOST_STREAMS, 4), eps, file.number("hc_eps", 1e-6), 2.0),
         rounds=file.count("hc_sinkhorn_iters", 20),
         limit=limit,
         table_layers=_read_tables(file, layers),
@@ -219,7 +221,10 @@ def _read_windows(file: ConfigFile, kinds: set[str], dim: int, rotated: int) -> 
     for kind, (older, default) in _RATES.items():
         if kind not in kinds:
             continue
-        rate, indexes = file.count(older, rates.count(kind, default)), kind == _SELECTED
+        rate, indexes = (
+            file.at_most(older, _LARGEST_RATE, rates.at_most(kind, _LARGEST_RATE, default)),
+            kind == _SELECTED,
+        )
         shared = sharing(rate, dim, index_dim if indexes else 0)
         if indexes and (index_dim % 2 or not rotated <= index_dim <= dim):
             raise ConfigError(
