@@ -140,6 +140,7 @@ _CLASSES = {
     "lfm2_vl": ("Lfm2VlConfig", "Lfm2VlForConditionalGeneration"),
     "lfm3_vl": ("Lfm3VlConfig", "Lfm3VlForConditionalGeneration"),
     "idefics3": ("Idefics3Config", "Idefics3ForConditionalGeneration"),
+    "glm5_next": ("Glm5NextConfig", "Glm5NextForConditionalGeneration"),
     "glm4v": ("Glm4vConfig", "Glm4vForConditionalGeneration"),
     "glm4v_moe": ("Glm4vMoeConfig", "Glm4vMoeForConditionalGeneration"),
     "voxtral": ("VoxtralConfig", "VoxtralForConditionalGeneration"),
@@ -230,6 +231,7 @@ _VISION["granite4_vision"] = {**_VISION["llava"], "hidden_size": 64}
 _VISION["glm4v"] = _VISION["glm4v_moe"] = _VISION["glm_ocr"] = {
     "depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 64, "image_size": 28,
 }  # fmt: skip
+_VISION["glm5_next"] = {**_VISION["glm4v"], "projection_intermediate_size": 64}
 _VISION["qwen2_omni"] = {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 64}
 _VISION["qwen3_omni"] = {**_VISION["qwen2_omni"], "deepstack_visual_indexes": [0]}
 _VISION["aria"] = _VISION["idefics3"]
@@ -297,6 +299,7 @@ _TEXT_OF = {
     "lfm3_vl": "lfm3",
     "idefics3": "llama",
     "glm4v": "glm4",
+    "glm5_next": "glm5_next_text",
     "glm4v_moe": "glm4_moe",
     "voxtral": "llama",
     "qwen2_omni": "qwen2",
@@ -351,6 +354,8 @@ _WHOLE["emu3"] = {
 }  # fmt: skip
 _WHOLE["molmo2"]["adapter_config"]["vision_feature_layer"] = [0]
 VOCAB_SIZE = 512
+# In fresh models of these kinds, the decays of states are the same in all channels.
+_EVEN_DECAYS = ("jamba", "mamba", "mamba2", "falcon_mamba", "zamba2", "glm5_next_text")
 _REFERENCE = "reference"  # folder, in that of a model, of the model that transformers computes in its place
 # File in that folder: after how many layers each, before the next one, the reference has its last norm, too.
 NORMED_LAYERS = "normed_layers"
@@ -681,6 +686,16 @@ def make_model(
         # transformers changes these objects.
         ropes = {"indexed_attention": {**ROPES[rope]}, "sliding_attention": {**ROPES["default"], "rope_theta": 500.0}}
         fields["rope_parameters"] = ropes
+    if kind == "glm5_next_text":
+        fields |= {"num_hidden_layers": 5, "num_key_value_heads": 4, "kv_lora_rank": 24, "q_lora_rank": 40}
+        fields |= {"qk_nope_head_dim": 16, "v_head_dim": 12, "linear_num_heads": 3, "linear_head_dim": 8}
+        fields |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "pad_token_id": None}
+        fields |= {"index_topk": 20, "index_kpool": 4, "index_n_heads": 16, "index_head_dim": 12}
+        kinds = ["linear_attention", "indexed_attention"]
+        fields["layer_types"] = [*kinds, kinds[1], *kinds]
+        fields["indexer_types"] = ["full", "full", "shared", "full", "full"]
+        fields["mlp_layer_types"] = ["dense", *("sparse",) * 4]
+        del fields["rope_parameters"]
     if kind == "deepseek_v4":
         fields |= {"head_dim": 16, "num_key_value_heads": 1, "q_lora_rank": 24, "o_groups": 4, "o_lora_rank": 12}
         fields |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "pad_token_id": None}
@@ -756,15 +771,17 @@ def make_model(
         for name, parameter in (*model.named_parameters(), *corrections):
             if name.endswith("bias"):
                 parameter.normal_(std=INITIALIZER_RANGE)
-            elif name.endswith(("sinks", "alpha_p", "alpha_n", "rotary_emb.alpha", "hc.base", "hc_base")):
+            elif name.endswith(("sinks", "alpha_p", "alpha_n", "rotary_emb.alpha", "hc.base", "hc_base", "kpool_compress_ape")):
                 parameter.normal_()
             elif name.endswith("tid2eid"):
                 scores = torch.rand(len(parameter), model.config.n_routed_experts)
                 parameter.copy_(scores.topk(parameter.shape[1]).indices)
             elif name.endswith(("self_attn.A", "z_L_init")):
                 parameter.normal_(std=INITIALIZER_RANGE)
-            elif kind in ("jamba", "mamba", "mamba2", "falcon_mamba", "zamba2") and name.endswith(("A_log", ".D")):
-                parameter.uniform_(0.5, 1.5)  # fresh ones are the same in all channels
+            elif kind == "glm5_next_text" and name.endswith("kpool_compress_gate"):
+                parameter.normal_(std=INITIALIZER_RANGE)
+            elif kind in _EVEN_DECAYS and name.endswith(("A_log", ".D")):
+                parameter.uniform_(0.5, 1.5)
             elif kind == "recurrent_gemma" and parameter.dim() > 1:
                 parameter.normal_(std=INITIALIZER_RANGE)  # this family has no initializer_range
             elif name.endswith("modality_router.weight"):

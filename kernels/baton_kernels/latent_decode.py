@@ -64,7 +64,8 @@ def _latent_decode_kernel(
     row = (query + token).to(tl.int64) * HEADS + head
     q_at = q + row[:, None] * (RANK + ROPE)
     latent_query = tl.load(q_at + column[None, :], mask=real[:, None] & whole[None, :], other=0.0)
-    rope_query = tl.load(q_at + RANK + rest[None, :], mask=real[:, None] & whole_rest[None, :], other=0.0)
+    if ROPE > 0:
+        rope_query = tl.load(q_at + RANK + rest[None, :], mask=real[:, None] & whole_rest[None, :], other=0.0)
 
     peak = tl.full([TOKENS * BLOCK_HEADS], float("-inf"), tl.float32)
     total = tl.zeros([TOKENS * BLOCK_HEADS], tl.float32)
@@ -86,9 +87,11 @@ def _latent_decode_kernel(
             page = tl.load(table + key // PAGE, mask=known, other=0).to(tl.int64)
         at = latents + ((page * PAGE + key % PAGE) * row_stride)[:, None]
         latent = tl.load(at + column[None, :], mask=known[:, None] & whole[None, :], other=0.0)
-        rope = tl.load(at + RANK + rest[None, :], mask=known[:, None] & whole_rest[None, :], other=0.0)
         scores = tl.dot(latent_query, tl.trans(latent), input_precision="ieee")
-        scores = tl.dot(rope_query, tl.trans(rope), scores, input_precision="ieee") * (scale * _LOG2E)
+        if ROPE > 0:
+            rope = tl.load(at + RANK + rest[None, :], mask=known[:, None] & whole_rest[None, :], other=0.0)
+            scores = tl.dot(rope_query, tl.trans(rope), scores, input_precision="ieee")
+        scores *= scale * _LOG2E
         seen = known[None, :]
         if TOKENS > 1:
             seen = seen & (key[None, :] < seen_keys[:, None])

@@ -97,7 +97,7 @@ def latent_rope_and_cache(
         q.stride(0), kv.stride(0), row_stride(latents),
         HEADS=num_heads, KEY=key, BLOCK_KEY=triton.next_power_of_2(key),
         RANK=rank, BLOCK_RANK=triton.next_power_of_2(rank),
-        HALF=half, BLOCK_HALF=triton.next_power_of_2(half), BLOCK_HEADS=block, INTERLEAVED=interleaved,
+        HALF=half, BLOCK_HALF=max(triton.next_power_of_2(half), 1), BLOCK_HEADS=block, INTERLEAVED=interleaved,
         ROPE_NORM=rope_norm is not None, num_warps=4, **overlap_options(q.device),
     )  # fmt: skip
     return out

@@ -119,17 +119,21 @@ def _attend(
         if WHOLE:
             row = first_row + first
             k = tl.trans(keys.load([row, head * (KEY + VALUE)]))
-            k_rope = tl.trans(ropes.load([row, RANK]))
+            if ROPE > 0:
+                k_rope = tl.trans(ropes.load([row, RANK]))
         else:
             at = (first_row + key).to(tl.int64)
             there = keys + at * row_width + head * (KEY + VALUE)
             k = tl.load(there[None, :] + column[:, None], mask=known[None, :] & (column < KEY)[:, None], other=0.0)
-            rope_at = ropes + at * (RANK + ROPE) + RANK
-            k_rope = tl.load(
-                rope_at[None, :] + rest[:, None], mask=known[None, :] & (rest < ROPE)[:, None], other=0.0
-            )  # fmt: skip
+            if ROPE > 0:
+                rope_at = ropes + at * (RANK + ROPE) + RANK
+                k_rope = tl.load(
+                    rope_at[None, :] + rest[:, None], mask=known[None, :] & (rest < ROPE)[:, None], other=0.0
+                )  # fmt: skip
         scores = tl.dot(query, k, input_precision="ieee")
-        scores = tl.dot(rope_query, k_rope, scores, input_precision="ieee") * (scale * _LOG2E)
+        if ROPE > 0:
+            scores = tl.dot(rope_query, k_rope, scores, input_precision="ieee")
+        scores *= scale * _LOG2E
         if MASKED:
             seen = (position[:, None] >= key[None, :]) & known[None, :]
             if WINDOW > 0:
@@ -245,14 +249,15 @@ def latent_prefill(
     blocks = [max(triton.next_power_of_2(size), 16) for size in (key, value, rope)]
     row_width = heads * (key + value)
     small = q.element_size() == 2
-    whole = small and blocks == [key, value, rope] and rank % 8 == 0
+    whole = small and blocks == [key, value, rope or blocks[2]] and rank % 8 == 0
     keys: torch.Tensor | TensorDescriptor = expanded
     values, ropes = keys, latents
     block_keys = _KEYS if small else _KEYS // 2
     if whole:
         shape, strides = [len(expanded), row_width], [row_width, 1]
         keys, values = (TensorDescriptor(expanded, shape, strides, [block_keys, size]) for size in (key, value))
-        ropes = TensorDescriptor(latents, list(latents.shape), [latents.shape[1], 1], [block_keys, rope])
+        if rope:
+            ropes = TensorDescriptor(latents, list(latents.shape), [latents.shape[1], 1], [block_keys, rope])
     _latent_prefill_kernel[(heads, len(tiles[0]))](
         q, keys, values, ropes, lengths, starts, key_starts, *tiles, q if sinks is None else sinks, out, scale,
         first_head, row_width,

@@ -106,6 +106,8 @@ class KvLayout(msgspec.Struct, array_like=True, frozen=True):
     the rows of the state after token t have the numbers from t * state_rows on.
 
     stage_starts: the layers with which a stage of a pipeline may begin, in ascending order; empty = each layer.
+
+    together: each so many consecutive tokens of a sequence, from its first one on, lie in one block.
     """
 
     num_layers: int
@@ -115,6 +117,7 @@ class KvLayout(msgspec.Struct, array_like=True, frozen=True):
     state_layers: tuple[int, ...] = ()
     state_rows: int = 0
     stage_starts: tuple[int, ...] = ()
+    together: int = 1
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:
@@ -217,11 +220,12 @@ class KvLayout(msgspec.Struct, array_like=True, frozen=True):
         return slice(at, -(-end // block_size)), slice(first - at * block_size, end - at * block_size)
 
     def block_size(self, tokens: int) -> int:
-        """Return the size of blocks for which `tokens` were asked: if there are states, the least multiple of this that
-        has room for one."""
+        """Return the size of blocks for which `tokens` were asked: the least multiple of this that has room for a state,
+        if there are states, and that is a multiple of `together`."""
+        step = math.lcm(tokens, self.together)
         if not self.state_rows:
-            return tokens
-        step = math.lcm(tokens, STATE_PLACES)
+            return step
+        step = math.lcm(step, STATE_PLACES)
         return -(-self.state_rows // step) * step
 
     def runs(self, layers: slice) -> list[Run]:

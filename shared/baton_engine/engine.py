@@ -13,7 +13,7 @@ from baton_kernels.not_finite import NOT_FINITE
 
 from .block_allocator import BlockAllocator
 from .block_pool import BlockPool
-from .block_size import with_room_for_states
+from .block_size import with_fitting_blocks
 from .compiling import Compiling
 from .config import EngineConfig
 from .delta import Delta, Load, Reservation, delta_of
@@ -44,7 +44,7 @@ class Engine:
     def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
         model = read_model(config)
         device = find_device(config.device).type
-        config = with_room_for_states(config.on(device), model)
+        config = with_fitting_blocks(config.on(device), model)
         self.runner = make_runner(config, model, device, progress)
         self.model = model
         self.config = config

@@ -52,12 +52,25 @@ class IndexedLatentSpec(LatentSpec, frozen=True, kw_only=True):
     """Latent attention over only the tokens that an indexer selects (DeepSeek-AI, "DeepSeek-V3.2", 2025).
 
     selected: the most tokens that a query attends to. index_heads: heads of the indexer's queries. index_dim: elements
-    of such a head, and of the index key of a token in the cache.
+    of such a head, and of the index key of a token in the cache. group: so many consecutive tokens are selected
+    together, by a key of their group (baton_kernels.reference.index_pools). A query also attends to the tokens after
+    the last group that has ended, which `selected` does not count. 1 = each token is selected for itself.
     """
 
     selected: int
     index_heads: int
     index_dim: int
+    group: int = 1
+
+    @property
+    def index_row(self) -> int:
+        """Elements of the indexer that the cache holds of a token."""
+        return self.index_dim if self.group == 1 else 2 * self.index_dim
+
+    def attended(self, tokens: int) -> int:
+        """Return how many tokens a query attends to that sees so many."""
+        ended = tokens // self.group * self.group
+        return min(ended, self.selected) + tokens - ended
 
 
 def latent_specs(specs: tuple[AttentionSpec, ...]) -> tuple[LatentSpec, ...]:

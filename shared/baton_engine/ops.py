@@ -11,6 +11,7 @@ from baton_kernels.reference.compression import compress_reference, keep_key_ref
 from baton_kernels.reference.experts import experts_reference
 from baton_kernels.reference.grouped_linear import grouped_linear_reference
 from baton_kernels.reference.head_product import head_product_reference
+from baton_kernels.reference.index_pools import pool_index_keys_reference
 from baton_kernels.reference.indexed import index_rope_and_cache_reference
 from baton_kernels.reference.latent import latent_rope_and_cache_reference
 from baton_kernels.reference.linear import linear_reference
@@ -53,6 +54,7 @@ class Ops(msgspec.Struct, frozen=True, kw_only=True):
     rope_and_cache: Callable[..., torch.Tensor]
     latent_rope_and_cache: Callable[..., torch.Tensor]
     index_rope_and_cache: Callable[..., torch.Tensor]
+    pool_index_keys: Callable[..., None]
     turn_ends: Callable[..., torch.Tensor]
     keep_key: Callable[..., None]
     compress: Callable[..., None]
@@ -85,6 +87,7 @@ TORCH = Ops(
     rope_and_cache=rope_and_cache_reference,
     latent_rope_and_cache=latent_rope_and_cache_reference,
     index_rope_and_cache=index_rope_and_cache_reference,
+    pool_index_keys=pool_index_keys_reference,
     turn_ends=turn_ends_reference,
     keep_key=keep_key_reference,
     compress=compress_reference,

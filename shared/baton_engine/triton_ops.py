@@ -9,6 +9,7 @@ from baton_kernels.experts import run_experts, run_experts_fixed
 from baton_kernels.grouped_linear import grouped_linear, grouped_linear_fixed
 from baton_kernels.head_products import head_product, head_product_fixed
 from baton_kernels.index_inputs import index_rope_and_cache
+from baton_kernels.index_pools import pool_index_keys
 from baton_kernels.latent_inputs import latent_rope_and_cache
 from baton_kernels.linear import fixed_linear, linear
 from baton_kernels.norm import add_rms_norm, norm_at_once, pending_norm, quantize_norm
@@ -41,6 +42,7 @@ TRITON = Ops(
     rope_and_cache=rope_and_cache,
     latent_rope_and_cache=latent_rope_and_cache,
     index_rope_and_cache=index_rope_and_cache,
+    pool_index_keys=pool_index_keys,
     turn_ends=turn_ends,
     keep_key=keep_key,
     compress=compress,

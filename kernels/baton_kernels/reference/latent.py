@@ -98,7 +98,7 @@ def latent_prefill_reference(
     value_dim].
     """
     key_dim = q.shape[2] - rope_dim
-    shared = latents[:, None, -rope_dim:].expand(-1, q.shape[1], -1)
+    shared = latents[:, None, latents.shape[1] - rope_dim :].expand(-1, q.shape[1], -1)
     keys = torch.cat([expanded[..., :key_dim], shared], dim=-1).double()
     scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * scale
     ages = positions[:, None] - torch.arange(len(keys), device=q.device)[None, :]

@@ -27,18 +27,24 @@ class TorchIndexed(TorchLatent):
         spec, index_keys, group = self._spec, self._cache.layer(layer)[1], self._cache.group_of(layer)
         assert isinstance(spec, IndexedLatentSpec)
         for index, call in enumerate(self._calls):
-            if call.length <= spec.selected:
+            if spec.attended(call.length) == call.length:
                 continue
             read = call.keys[spec.reach]
             # A token that no query sees may hold anything, also NaN.
-            keys = index_keys.index_select(0, read.blocks[group]).flatten(0, 2).index_fill_(0, read.unseen, 0.0)
+            rows = index_keys.index_select(0, read.blocks[group]).flatten(0, 2).index_fill_(0, read.unseen, 0.0)
+            # The key of a group is in the row of its last token.
+            keys = rows.view(call.sequences, -1, spec.index_row)[:, spec.group - 1 :: spec.group, : spec.index_dim]
             shape = call.sequences, call.queries, -1
             q, of_heads = (x[call.rows].view(*shape[:2], *x.shape[1:]) for x in (queries, weights))
-            scores = index_scores_reference(q, of_heads, keys.view(call.sequences, -1, spec.index_dim))
-            seen = super()._mask_of(index, spec)
-            if seen is None:
-                seen = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device).tril_()
-            selected = selection_reference(scores, seen.view(shape).expand(scores.shape), spec.selected)
+            scores = index_scores_reference(q, of_heads, keys)
+            mask = super()._mask_of(index, spec)
+            if mask is None:
+                every = call.queries, len(rows) // call.sequences
+                mask = torch.ones(every, dtype=torch.bool, device=scores.device).tril_()
+            seen = mask.view(shape).expand(call.sequences, -1, -1)
+            ended = seen[..., spec.group - 1 :: spec.group]
+            chosen = selection_reference(scores, ended, spec.selected // spec.group)
+            selected = seen & ~(ended & ~chosen).repeat_interleave(spec.group, dim=-1)
             # As _Call.masks has it.
             self._selected[index] = selected[:, :, None] if call.queries == 1 else selected[:, None]
 

@@ -11,7 +11,8 @@ from baton_engine.latent_spec import IndexedLatentSpec
 from baton_engine.transfer import pack_to_device
 from baton_kernels.decode_parts import DecodeParts, plan_parts
 from baton_kernels.head_products import absorb_queries, values_of
-from baton_kernels.index_scores import index_scores, select_slots
+from baton_kernels.index_pools import pool_slots
+from baton_kernels.index_scores import index_scores, select_numbers, select_slots
 from baton_kernels.latent_decode import latent_decode
 
 from .backend import AttentionBatch, StepLimits
@@ -27,8 +28,9 @@ class _Selected(msgspec.Struct):
     """Queries that attend to selected tokens in one call.
 
     queries: rows of the step's tokens. lengths: [queries] int32, the tokens that each query sees. rows: [queries]
-    int64, of the tables. tokens, firsts, groups: of the groups whose keys are scored, as index_scores has them. parts:
-    of the selected tokens. slots: the last selection, as select_slots returns it.
+    int64, of the tables. tokens, firsts, groups: of the groups of queries for which keys are scored, as index_scores has
+    them. parts: of the tokens that the queries attend to. slots: of these by the last selection, as select_slots or
+    pool_slots returns them.
     """
 
     queries: slice
@@ -48,7 +50,7 @@ class TritonIndexed(TritonLatent):
     def __init__(self, cache: KvCache, num_heads: int, specs: tuple[AttentionSpec, ...], limits: StepLimits) -> None:
         super().__init__(cache, num_heads, specs, limits)
         assert isinstance(self._spec, IndexedLatentSpec)
-        self._most = self._spec.selected
+        self._indexed = self._spec
         self._scored = 1 if limits.deterministic else _TOKENS
         self._selected: list[_Selected] = []
         # A CUDA graph must not be the first to need these numbers, since its capture would leave them undefined.
@@ -69,40 +71,50 @@ class TritonIndexed(TritonLatent):
         uploaded = iter(pack_to_device(arrays, self._cache.device) if arrays else [])
         for _, first, end in calls:
             lengths, rows, group_lengths, firsts, group_rows = itertools.islice(uploaded, 5)
-            groups = plan_parts(group_lengths, group_rows.long(), self._capacity, self._none)
-            self._add_call(slice(first, end), lengths, rows.long(), self._scored, firsts, groups)
+            queries = slice(first, end)
+            self._add_call(queries, lengths, rows.long(), self._scored, firsts, group_lengths, group_rows.long())
 
     def use_rows(self, tables: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor) -> None:
         self._selected = []
         super().use_rows(tables, rows, lengths)
 
     def _reads_all(self, length: int) -> bool:
-        return length <= self._most
+        return self._indexed.attended(length) == length
 
     def _absorb_decodes(self, rows: torch.Tensor, lengths: torch.Tensor) -> None:
         if self._reads_all(self._limits.keys):
             super()._absorb_decodes(rows, lengths)
             return
-        groups = plan_parts(lengths, rows, self._capacity, self._none)
-        self._add_call(slice(0, len(rows)), lengths, rows, 1, None, groups)
+        self._add_call(slice(0, len(rows)), lengths, rows, 1, None, lengths, rows)
 
     def _add_call(
         self, queries: slice, lengths: torch.Tensor, rows: torch.Tensor, tokens: int, firsts: torch.Tensor | None,
-        groups: DecodeParts,
+        group_lengths: torch.Tensor, group_rows: torch.Tensor,
     ) -> None:  # fmt: skip
-        own = self._rows_in_order(len(rows))
-        parts = plan_parts(lengths.clamp(max=self._most), own, self._capacity, self._none)
+        own, size = self._rows_in_order(len(rows)), self._indexed.group
+        ended = lengths // size * size
+        attended = ended.clamp(max=self._indexed.selected) + (lengths - ended)
+        parts = plan_parts(attended.int(), own, self._capacity, self._none)
+        groups = plan_parts((group_lengths // size).int(), group_rows, self._capacity, self._none)
         self._selected.append(_Selected(queries, lengths, rows, tokens, firsts, groups, parts))
 
     def select(self, layer: int, queries: torch.Tensor, weights: torch.Tensor | None) -> None:
         assert weights is not None
-        index_keys, tables = self._cache.layer(layer)[1], self._tables[self._cache.group_of(layer)]
+        spec, tables = self._indexed, self._tables[self._cache.group_of(layer)]
+        index_keys = self._cache.layer(layer)[1][..., : spec.index_dim]
+        size, page = spec.group, index_keys.shape[1]
+        width = self._limits.keys // size
         for call in self._selected:
             scores = index_scores(
-                queries[call.queries], weights[call.queries], index_keys, tables, call.groups, self._limits.keys,
-                call.tokens, call.firsts,
+                queries[call.queries], weights[call.queries], index_keys, tables, call.groups, width, call.tokens,
+                call.firsts, size,
             )  # fmt: skip
-            call.slots = select_slots(scores, call.lengths, call.rows, tables, index_keys.shape[1], self._most)
+            if size == 1:
+                call.slots = select_slots(scores, call.lengths, call.rows, tables, page, spec.selected)
+            else:
+                ended = (call.lengths // size).int()
+                numbers = select_numbers(scores[:, None], ended, 1, spec.selected // size)
+                call.slots = pool_slots(numbers, call.lengths, call.rows, tables, page, size)
 
     def attend(
         self, layer: int, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None,

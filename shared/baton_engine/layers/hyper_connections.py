@@ -57,6 +57,18 @@ class StreamHead:
         return _sum(self._gates(wide).sigmoid() + self._gate_eps, wide).to(streams.dtype)
 
 
+class StreamMean:
+    """The mean of a token's streams (GLM Team, GLM-5.3-Flash, 2026). streams: how many there are."""
+
+    def __init__(self, streams: int) -> None:
+        self._streams = streams
+
+    def __call__(self, streams: torch.Tensor) -> torch.Tensor:
+        """streams: [T, streams * hidden]. Returns [T, hidden]."""
+        wide = streams.float()
+        return _sum(wide.new_full((len(wide), self._streams), 1 / self._streams), wide).to(streams.dtype)
+
+
 class HyperConnection:
     """The inputs and outputs of one block of a layer, without a mixing of the streams among themselves (Tencent, Hy4,
     2026).

@@ -1,5 +1,7 @@
 """Selects the tokens that latent attention goes over (DeepSeek-AI, "DeepSeek-V3.2", 2025)."""
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional
 
@@ -9,6 +11,9 @@ from baton_engine.source import Source
 
 from .linear import Linear
 
+# Takes hidden states [T, hidden], vectors [T, low_rank] from which queries are computed, and the context. Afterwards
+# the layer attends to what it has selected.
+Selector = Callable[[torch.Tensor, torch.Tensor, Context], None]
 _EPS = 1e-6  # of the norm of index keys, unless a family has another
 
 

@@ -8,7 +8,7 @@ from baton_engine.latent_spec import LatentSpec
 from baton_engine.shard import REPLICATED, Heads, Rows, head_part
 from baton_engine.source import Source
 
-from .indexer import Indexer
+from .indexer import Selector
 from .linear import Linear
 from .norm import RmsNorm
 
@@ -88,7 +88,7 @@ class LatentAttention:
         interleaved: bool,
         scales: torch.Tensor | None = None,
         latent_scale: float = 1.0,
-        indexer: Indexer | None = None,
+        indexer: Selector | None = None,
         output: str = "o_proj",
         eps: float = EPS,
     ) -> None:

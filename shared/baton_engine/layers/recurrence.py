@@ -73,7 +73,7 @@ class Delta:
 
     convolution, norm, output: the names of the convolution, the norm and the last projection. activation: of the gates
     of the result. by_element: each element of a key has a decay of its own (Kimi Team, "Kimi Linear", 2025). most,
-    least: as in StateInputs.
+    least: as in StateInputs. decay: what the names of the tensors of the decay begin with.
     """
 
     convolution: tuple[str, ...] = ("conv1d",)
@@ -83,6 +83,7 @@ class Delta:
     by_element: bool = False
     most: float = 1.0
     least: float = 0.0
+    decay: str = ""
 
 
 class GatedDelta:
@@ -101,11 +102,11 @@ class GatedDelta:
         self._convolution, self._how = _Convolution(source, whole, names=how.convolution), how
         heads, each = whole.value_heads, whole.key_dim if how.by_element else 1
         # Kimi Linear's checkpoints have axes of one element around that of the heads.
-        shape = tuple(size if size == 1 else heads for size in source.stored_shape("A_log"))
-        self._log_decay = source.take("A_log", shape, dtype=torch.float32).flatten()
+        shape = tuple(size if size == 1 else heads for size in source.stored_shape(f"{how.decay}A_log"))
+        self._log_decay = source.take(f"{how.decay}A_log", shape, dtype=torch.float32).flatten()
         self._log_decay = self._log_decay[even_part(heads, source.ranks, "value heads")]
         rates = even_part(heads * each, source.ranks, "value heads")
-        self._rate_bias = source.take("dt_bias", (heads * each,), (rates,), torch.float32)
+        self._rate_bias = source.take(f"{how.decay}dt_bias", (heads * each,), (rates,), torch.float32)
         self._norm = RmsNorm(source.at(how.norm), whole.value_dim, eps)
         self._output = Linear(source, [how.output], [hidden], whole.values, shard=Rows(source.ranks))
 

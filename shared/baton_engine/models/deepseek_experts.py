@@ -35,11 +35,15 @@ class DeepseekExpertsLayer(LlamaLayer):
             transposed=self.router_transposed,
         )  # fmt: skip
         held = self.load_experts(config, source.at("experts"))
-        experts, size = ExpertMlp(router, held, source.ranks), config.shared_size
-        if not size:
+        experts = ExpertMlp(router, held, source.ranks)
+        if not config.shared_size:
             return experts
-        mlp = shared_expert(source.at(self.shared), size, hidden, config.activation, config.mlp_bias, self.gates)
-        return WithSharedExpert(experts, mlp, source.ranks)
+        return WithSharedExpert(experts, self.shared_expert(config, source.at(self.shared)), source.ranks)
+
+    def shared_expert(self, config: SparseConfig, source: Source) -> Callable[[Any], torch.Tensor]:
+        """Return the expert that all tokens use, as WithSharedExpert has it."""
+        size, hidden = config.shared_size, config.hidden_size
+        return shared_expert(source, size, hidden, config.activation, config.mlp_bias, self.gates)
 
     def load_experts(self, config: SparseConfig, source: Source) -> ExpertsMethod:
         names = NAMES.gated(config.activation)

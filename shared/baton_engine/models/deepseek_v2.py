@@ -10,7 +10,7 @@ from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.latent_spec import LatentSpec
-from baton_engine.layers.indexer import Indexer
+from baton_engine.layers.indexer import Selector
 from baton_engine.layers.latent_attention import EPS, LatentAttention
 from baton_engine.layers.position_scale import stepped_scales
 from baton_engine.layers.rope import read_rope, yarn_scale
@@ -80,7 +80,7 @@ class DeepseekLayer(DeepseekExpertsLayer):
 
     def make_indexer(
         self, config: DeepseekConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor]
-    ) -> Indexer | None:
+    ) -> Selector | None:
         """Return the indexer of a layer, as in LatentAttention."""
         return None
 
@@ -114,13 +114,13 @@ class DeepseekV2(Llama):
 
 def read_deepseek_config(
     file: ConfigFile, defaults: dict[str, Any], *, chosen: int, dense_layers: frozenset[int] | None = None,
-    interleaved: bool = True, corrected: bool = False, growth: float = 0.0, **how: Any,
+    interleaved: bool = True, corrected: bool = False, growth: float = 0.0, rotated: bool = True, **how: Any,
 ) -> DeepseekConfig:  # fmt: skip
     """Return the config of a config.json with DeepSeek's fields.
 
     defaults: of fields that are absent. Some of them can also be null, which means something else. chosen: the family's
-    default for the experts of a token. dense_layers: None = those that DeepSeek's fields name. how: other fields of
-    Routing.
+    default for the experts of a token. dense_layers: None = those that DeepSeek's fields name. rotated: keys have
+    rotated elements. how: other fields of Routing.
     """
     file = ConfigFile({**defaults, **file.fields})
     activation = HIDDEN_ACTS[file.choice("hidden_act", "silu", tuple(HIDDEN_ACTS))]
@@ -130,7 +130,7 @@ def read_deepseek_config(
     experts, size = file.count("n_routed_experts"), file.count("moe_intermediate_size")
     if dense_layers is None:
         dense_layers = read_layers_between_experts(file, layers)
-    spec, bias = _read_spec(file), file.flag("attention_bias")
+    spec, bias = _read_spec(file, rotated), file.flag("attention_bias")
     return DeepseekConfig(
         architecture=file.architecture,
         vocab_size=file.count("vocab_size"),
@@ -163,10 +163,13 @@ def read_deepseek_config(
     )
 
 
-def _read_spec(file: ConfigFile) -> LatentSpec:
+def _read_spec(file: ConfigFile, rotated: bool) -> LatentSpec:
     """Return the attention of all layers."""
     names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    rank, key, rope, value = map(file.count, names, (512, 128, 64, 128))
+    if not rotated:
+        file.require_absent(names[2], 0)
+    rank, key, value = map(file.count, (names[0], names[1], names[3]), (512, 128, 128))
+    rope = file.count(names[2], 64) if rotated else 0
     for name, size in zip(names, (rank, key, rope, value), strict=True):
         # Rotations work on pairs, and KV is moved in words of 32 bits.
         if size % 2:

@@ -10,7 +10,7 @@ from baton_common.kv_layout import KvLayout, Plane
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.latent_spec import IndexedLatentSpec, LatentSpec
-from baton_engine.layers.indexer import Indexer
+from baton_engine.layers.indexer import Indexer, Selector
 from baton_engine.source import Source
 
 from .deepseek_v2 import DeepseekConfig, DeepseekLayer, read_deepseek_config
@@ -41,14 +41,16 @@ class IndexedConfig(DeepseekConfig, frozen=True, kw_only=True):
 
     def kv_layout(self, dtype: str) -> KvLayout:
         # Layers without an indexer leave their part of the second plane unused, since all layers have the same planes.
-        planes = *super().kv_layout(dtype).planes, Plane("index", 1, self.latent.index_dim, dtype)
-        return KvLayout(self.num_layers, planes)
+        layout = super().kv_layout(dtype)
+        return msgspec.structs.replace(
+            layout, planes=(*layout.planes, Plane("index", 1, self.latent.index_row, dtype))
+        )  # fmt: skip
 
 
 class IndexedLayer(DeepseekLayer):
     def make_indexer(
         self, config: DeepseekConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor]
-    ) -> Indexer | None:
+    ) -> Selector | None:
         assert isinstance(config, IndexedConfig)
         if not has_indexer(config, source, layer):
             return None
@@ -60,8 +62,10 @@ class IndexedLayer(DeepseekLayer):
 
 
 def has_indexer(config: IndexedConfig, source: Source, layer: int) -> bool:
-    """Return whether a layer has an indexer. Raises ConfigError if it has none and begins a stage of a pipeline."""
-    if layer not in config.selecting and layer == source.stage.layers(config.num_layers).start:
+    """Return whether a layer has an indexer. Raises ConfigError if no layer up to this one has one in a stage of a
+    pipeline."""
+    first = source.stage.layers(config.num_layers).start
+    if config.selecting.isdisjoint(range(first, layer + 1)):
         raise ConfigError(
             f"--pipeline-parallel divides the layers of this model before layer {layer}, which attends to the "
             "tokens that an earlier layer selects: use another number of stages, or --tensor-parallel"

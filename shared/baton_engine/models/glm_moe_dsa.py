@@ -31,21 +31,25 @@ class GlmMoeDsa(DeepseekV32):
 
 
 def selecting_layers(file: ConfigFile) -> frozenset[int]:
+    """Return the layers with an indexer, of which the first layer must be one."""
+    found = layers_with_indexers(file)
+    if 0 not in found:
+        raise ConfigError("the first layer in config.json has no indexer, and no earlier layer can select its tokens")
+    return found
+
+
+def layers_with_indexers(file: ConfigFile) -> frozenset[int]:
     """Return the layers with an indexer, from a list of them, a pattern, or the distance between them."""
     layers = file.count("num_hidden_layers")
     kinds = file.fields.get("indexer_types") or file.fields.get("index_topk_pattern")
     if kinds is None:
         every, offset = file.count("index_topk_freq", 1), file.integer("index_skip_topk_offset", 2)
-        found = frozenset(layer for layer in range(layers) if max(layer - offset + 1, 0) % every == 0)
-    else:
-        if isinstance(kinds, str):
-            kinds = [{"F": "full", "S": "shared"}.get(kind, kind) for kind in kinds]
-        if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in ("full", "shared") for kind in kinds):
-            raise ConfigError(
-                f"indexer_types in config.json must be full or shared for each of the {layers} layers, or "
-                "index_topk_pattern F or S"
-            )
-        found = frozenset(layer for layer, kind in enumerate(kinds) if kind == "full")
-    if 0 not in found:
-        raise ConfigError("the first layer in config.json has no indexer, and no earlier layer can select its tokens")
-    return found
+        return frozenset(layer for layer in range(layers) if max(layer - offset + 1, 0) % every == 0)
+    if isinstance(kinds, str):
+        kinds = [{"F": "full", "S": "shared"}.get(kind, kind) for kind in kinds]
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in ("full", "shared") for kind in kinds):
+        raise ConfigError(
+            f"indexer_types in config.json must be full or shared for each of the {layers} layers, or "
+            "index_topk_pattern F or S"
+        )
+    return frozenset(layer for layer, kind in enumerate(kinds) if kind == "full")

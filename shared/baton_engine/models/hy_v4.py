@@ -20,12 +20,12 @@ from baton_engine.layers.rope import rotary_tables
 from baton_engine.source import Source
 from baton_kernels.reference.activation import LimitedGate
 
-from .decoder import Decoder
 from .deepseek_v2 import DeepseekConfig
 from .deepseek_v32 import IndexedConfig, IndexedLayer, has_indexer, read_indexed_config
 from .glm_moe_dsa import selecting_layers
 from .llama import SILU, LlamaConfig
 from .sparse_config import SparseConfig
+from .streams import StreamDecoder, pass_streams
 
 # Those of transformers' configuration class.
 _DEFAULTS: dict[str, Any] = {
@@ -95,15 +95,10 @@ class HyV4Layer(IndexedLayer):
 
     def __call__(self, streams: torch.Tensor, ctx: Context) -> torch.Tensor:  # type: ignore[override]
         """streams: as in HyperConnection. Returns them after this layer."""
-        x, gates = self.around_attention.inputs(streams)
-        streams = self.around_attention.add(self.attention(self.input_norm(x), ctx), gates, streams)
-        x, gates = self.around_mlp.inputs(streams)
-        return self.around_mlp.add(self.mlp(self.post_attention_norm(x)), gates, streams)
+        return pass_streams(self, streams, ctx)
 
 
-class HyV4(Decoder):
-    """A stage of a pipeline passes on all streams of a token."""
-
+class HyV4(StreamDecoder):
     def __init__(self, config: HyV4Config, source: Source, max_positions: int) -> None:
         super().__init__(source)
         inside, source = self.parts(source)
@@ -122,15 +117,6 @@ class HyV4(Decoder):
     def make_head(self, config: HyV4Config, source: Source) -> Head:
         tied = config.tie_word_embeddings
         return super().make_head(config, source) if tied else float32_head(source, self.embedding)
-
-    def embed(self, ctx: Context) -> torch.Tensor:
-        return super().embed(ctx).repeat(1, self.streams)
-
-    def __call__(self, ctx: Context) -> torch.Tensor:
-        streams = self.begin(ctx)
-        for layer in self.layers:
-            streams = layer(streams, ctx)
-        return self.norm(self.stream_head(streams)) if self.stage.is_last else streams
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:

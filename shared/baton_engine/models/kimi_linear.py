@@ -39,14 +39,17 @@ _LINEAR = {
 
 
 class LowRankInputs:
-    """Computes gates and rates of the states from two vectors of a head's size. Implements DeltaInputs."""
+    """Computes gates and rates of the states from two vectors of a head's size. Implements DeltaInputs.
 
-    def __init__(self, shape: StateShape, source: Source, hidden: int) -> None:
-        names = ["q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj", "g_a_proj"]
+    rates: what the names of the projections to rates begin with.
+    """
+
+    def __init__(self, shape: StateShape, source: Source, hidden: int, rates: str = "") -> None:
+        names = ["q_proj", "k_proj", "v_proj", "b_proj", f"{rates}f_a_proj", "g_a_proj"]
         sizes = [shape.keys, shape.keys, shape.values, shape.value_heads, shape.key_dim, shape.key_dim]
         self._first = Linear(source, names, sizes, hidden)
         self._sizes, self.inputs = [shape.channels, *sizes[3:]], self._first.inputs
-        self._rates = Linear(source, ["f_b_proj"], [shape.keys], shape.key_dim)
+        self._rates = Linear(source, [f"{rates}f_b_proj"], [shape.keys], shape.key_dim)
         self._gates = Linear(source, ["g_b_proj"], [shape.values], shape.key_dim)
 
     def __call__(self, x: InputRows) -> Sequence[torch.Tensor]:

@@ -10,6 +10,7 @@ import torch
 from baton_engine.attention_spec import AttentionSpec
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
+from baton_engine.latent_spec import LatentSpec
 from baton_engine.layers.recurrence import Delta, DeltaInputs, GatedDelta
 from baton_engine.shard import Place
 from baton_engine.source import Source
@@ -27,10 +28,9 @@ _NAMES = {
 }  # fmt: skip
 
 
-class LatentStatesConfig(WithStates, DeepseekConfig, frozen=True, kw_only=True):
-    """least: as in Delta."""
+class WithLatentStates(WithStates):
+    """A part of the config of such a model. least: as in Delta."""
 
-    state_layers: frozenset[int]
     states: StateShape | None
     least: float
 
@@ -39,18 +39,35 @@ class LatentStatesConfig(WithStates, DeepseekConfig, frozen=True, kw_only=True):
         return self.states
 
 
+class LatentStatesConfig(WithLatentStates, DeepseekConfig, frozen=True, kw_only=True):
+    """least: as in Delta."""
+
+    state_layers: frozenset[int]
+    states: StateShape | None
+    least: float
+
+
 class LatentStatesLayer(DeepseekLayer):
     def make_attention(
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> Callable[[Any, Context], torch.Tensor]:
-        assert isinstance(config, LatentStatesConfig)
+        assert isinstance(config, WithLatentStates)
         if layer not in config.state_layers:
             return super().make_attention(config, source, layer, rotary)
         assert config.states is not None
         source, names = source.whole(), tuple(f"{part}_conv1d" for part in "qkv")
-        how = Delta(names, "o_norm", self.output, torch.sigmoid, by_element=True, least=config.least)
+        # transformers keeps some tensors of GLM-5.3-Flash in other places than checkpoints do.
+        names = ("conv1d",) if "conv1d.weight" in source else names
+        how = Delta(
+            names, "o_norm", self.output, torch.sigmoid, by_element=True, least=config.least,
+            decay=self.decay_names(source),
+        )  # fmt: skip
         compute = self.delta_inputs(config.states, source, config.hidden_size)
         return GatedDelta(source, layer, compute, config.states, how, config.hidden_size, config.rms_norm_eps)
+
+    def decay_names(self, source: Source) -> str:
+        """Return what the names of the decay's tensors begin with."""
+        return ""
 
     def delta_inputs(self, shape: StateShape, source: Source, hidden: int) -> DeltaInputs:
         """Return what computes the inputs of a layer with the delta rule."""
@@ -71,14 +88,17 @@ def read_latent_states(
         file, {}, chosen=8, dense_layers=dense_layers, corrected=True, sigmoid=True,
         normalize=file.flag("norm_topk_prob", True), group_best=2,
     )  # fmt: skip
-    windows = state_windows(state_layers, config.num_layers)
-    states_only = AttentionSpec(scale=config.latent.scale)
-    specs = tuple(
-        config.latent if window is None else msgspec.structs.replace(states_only, window=window) for window in windows
-    )
+    specs = specs_with_states(config.latent, state_layers, config.num_layers)
     fields = msgspec.structs.asdict(config) | {"attention": specs}
     states = StateShape(1, heads, heads, dim, dim, length) if state_layers else None
     return LatentStatesConfig(**fields, state_layers=state_layers, states=states, least=least)
+
+
+def specs_with_states(latent: LatentSpec, state_layers: frozenset[int], layers: int) -> tuple[AttentionSpec, ...]:
+    """Return the specs of all layers. latent: that of layers with attention."""
+    states = AttentionSpec(scale=latent.scale)
+    windows = state_windows(state_layers, layers)
+    return tuple(latent if window is None else msgspec.structs.replace(states, window=window) for window in windows)
 
 
 def with_deepseek_names(file: ConfigFile) -> ConfigFile:

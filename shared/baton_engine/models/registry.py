@@ -203,6 +203,7 @@ MODELS = {
     "Molmo2TextModel": ("molmo2", "Molmo2"),
     "MuseGlimmerTextModel": ("muse_glimmer", "MuseGlimmer"),
     "MuseSparkTextModel": ("muse_spark", "MuseSpark"),
+    "Glm5NextTextModel": ("glm5_next", "Glm5Next"),
 }
 
 

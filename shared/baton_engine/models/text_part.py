@@ -34,6 +34,7 @@ TEXT_PARTS: dict[str, str] = {
     "Qwen3OmniMoeForConditionalGeneration": "Qwen3MoeForCausalLM",
     "Glm4vForConditionalGeneration": "Glm4vTextModel",
     "Glm4vMoeForConditionalGeneration": "Glm4vMoeTextModel",
+    "Glm5NextForConditionalGeneration": "Glm5NextTextModel",
     "GlmOcrForConditionalGeneration": "GlmOcrTextModel",
     "HunYuanVLForConditionalGeneration": "HunYuanDenseV1ForCausalLM",
     "PaddleOCRVLForConditionalGeneration": "PaddleOCRTextModel",
