@@ -771,14 +771,14 @@ def make_model(
         for name, parameter in (*model.named_parameters(), *corrections):
             if name.endswith("bias"):
                 parameter.normal_(std=INITIALIZER_RANGE)
-            elif name.endswith(("sinks", "alpha_p", "alpha_n", "rotary_emb.alpha", "hc.base", "hc_base", "kpool_compress_ape")):
+            elif name.endswith(
+                ("sinks", "alpha_p", "alpha_n", "rotary_emb.alpha", "hc.base", "hc_base", "kpool_compress_ape")
+            ):
                 parameter.normal_()
             elif name.endswith("tid2eid"):
                 scores = torch.rand(len(parameter), model.config.n_routed_experts)
                 parameter.copy_(scores.topk(parameter.shape[1]).indices)
-            elif name.endswith(("self_attn.A", "z_L_init")):
-                parameter.normal_(std=INITIALIZER_RANGE)
-            elif kind == "glm5_next_text" and name.endswith("kpool_compress_gate"):
+            elif name.endswith(("self_attn.A", "z_L_init", "kpool_compress_gate")):
                 parameter.normal_(std=INITIALIZER_RANGE)
             elif kind in _EVEN_DECAYS and name.endswith(("A_log", ".D")):
                 parameter.uniform_(0.5, 1.5)

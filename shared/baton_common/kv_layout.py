@@ -220,8 +220,8 @@ class KvLayout(msgspec.Struct, array_like=True, frozen=True):
         return slice(at, -(-end // block_size)), slice(first - at * block_size, end - at * block_size)
 
     def block_size(self, tokens: int) -> int:
-        """Return the size of blocks for which `tokens` were asked: the least multiple of this that has room for a state,
-        if there are states, and that is a multiple of `together`."""
+        """Return the size of blocks for which `tokens` were asked: the least multiple of it and of `together` that has
+        room for a state, if there are states."""
         step = math.lcm(tokens, self.together)
         if not self.state_rows:
             return step

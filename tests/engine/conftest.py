@@ -65,6 +65,12 @@ def selecting_with_sinks(tiny_model: MakeModel) -> Path:
 
 
 @pytest.fixture(scope="session")
+def selecting_groups(tiny_model: MakeModel) -> Path:
+    """As `indexed`, for groups of 4 tokens, with recurrent states and several residual streams."""
+    return tiny_model("glm5_next")
+
+
+@pytest.fixture(scope="session")
 def latents_by_layer(tiny_model: MakeModel) -> Path:
     """As `indexed`, with every second layer's latent attention of other sizes and over a window."""
     return tiny_model("dots3_note_text")

@@ -25,7 +25,7 @@ from baton_kernels.decode_parts import FIELDS, LENGTH, PART, PARTS, ROW, SEQUENC
 from baton_kernels.latent_prefill import GATHER_TOKENS
 from baton_kernels.prefill_cuts import TileCuts
 from baton_kernels.reference.decode_parts import parts_reference
-from baton_kernels.reference.indexed import index_scores_reference, selection_reference
+from baton_kernels.reference.indexed import selection_reference
 from baton_kernels.reference.key_blocks import key_block_scores_reference, key_block_selection_reference
 from baton_kernels.reference.latent import (
     absorb_queries_reference,
@@ -39,7 +39,7 @@ from baton_kernels.reference.penalties import apply_penalties_reference
 from baton_kernels.reference.sampling import best_of_shards_reference, gumbel_argmax_reference, gumbel_best_reference
 from baton_kernels.reference.thresholds import thresholds_reference
 
-from .fake_entries import FAKES
+from .fake_entries import FAKES, index_scores, pool_slots, select_numbers
 
 
 class Graph:
@@ -254,28 +254,6 @@ def values_of(attended: torch.Tensor, up: torch.Tensor, out: torch.Tensor, fixed
     return values_of_reference(attended, up, out)
 
 
-def index_scores(
-    q: torch.Tensor,
-    weights: torch.Tensor,
-    index_keys: torch.Tensor,
-    tables: torch.Tensor,
-    parts: DecodeParts,
-    width: int,
-    tokens: int,
-    firsts: torch.Tensor | None,
-) -> torch.Tensor:
-    groups = parts.plan[:, parts.plan[PART] == 0]
-    starts = torch.arange(len(q) + 1, dtype=torch.int32) if firsts is None else firsts
-    scores = torch.full((len(q), width), float("nan"))
-    for group, length, row in zip(groups[SEQUENCE].tolist(), groups[LENGTH].tolist(), groups[ROW], strict=True):
-        queries = slice(int(starts[group]), int(starts[group + 1]))
-        assert queries.stop - queries.start <= tokens
-        blocks = tables[row, : -(-length // index_keys.shape[1])].long()
-        keys = index_keys[blocks].flatten(0, 2)[:length]
-        scores[queries, :length] = index_scores_reference(q[queries], weights[queries], keys)
-    return scores
-
-
 def select_slots(
     scores: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor, tables: torch.Tensor, page: int, most: int
 ) -> torch.Tensor:
@@ -375,7 +353,8 @@ def pretend(patch: pytest.MonkeyPatch) -> None:
     for fake in (plan_parts, latent_decode, gather_latents, latent_prefill, absorb_queries, values_of):
         patch.setattr(f"{latent}.{fake.__name__}", fake)
     indexed = "baton_engine.attention.triton_indexed"
-    for fake in (plan_parts, latent_decode, absorb_queries, values_of, index_scores, select_slots):
+    selecting = (index_scores, select_slots, select_numbers, pool_slots)
+    for fake in (plan_parts, latent_decode, absorb_queries, values_of, *selecting):
         patch.setattr(f"{indexed}.{fake.__name__}", fake)
     for fake in (plan_parts, *FAKES):
         patch.setattr(f"baton_engine.attention.triton_compressed.{fake.__name__}", fake)

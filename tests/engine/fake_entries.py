@@ -1,4 +1,4 @@
-"""The kernels of compressed attention on a CPU: each is its reference."""
+"""The kernels of compressed attention, and of attention over groups of tokens, on a CPU: each is its reference."""
 
 import torch
 
@@ -44,6 +44,18 @@ def select_numbers(scores: torch.Tensor, lengths: torch.Tensor, size: int, most:
         found = selection_reference(line[:length], torch.ones(length, dtype=torch.bool), most).nonzero()[:, 0]
         own[: len(found)] = found
     return numbers
+
+
+def pool_slots(
+    numbers: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor, tables: torch.Tensor, page: int, size: int
+) -> torch.Tensor:  # fmt: skip
+    slots = torch.full((len(lengths), numbers.shape[1] * size + size - 1), -1, dtype=torch.int32)
+    for query, (length, row) in enumerate(zip(lengths.tolist(), rows.tolist(), strict=True)):
+        ended = length // size
+        chosen = numbers[query, : min(ended, numbers.shape[1]), None].long() * size + torch.arange(size)
+        found = torch.cat([chosen.flatten(), torch.arange(ended * size, length)])
+        slots[query, : len(found)] = tables[row, found // page] * page + found % page
+    return slots
 
 
 def entry_slots(

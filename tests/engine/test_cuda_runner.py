@@ -111,6 +111,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "falcon_h1",
         "falcon_mamba",
         "flint",
+        "glm5_next",
         "hrm_text",
         "hy_v4",
         "jamba",

@@ -49,6 +49,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "selected tokens without rotation": ("mistral_large4", {}, {"max_num_batched_tokens": 290}),
     "selected tokens with sinks": ("hy_v4", {"index_topk": 100}, {"max_num_batched_tokens": 290}),
+    "selected groups of tokens": ("glm5_next", {"index_topk": 100}, {"max_num_batched_tokens": 290}),
     "latents by layer": ("dots3_note", {"index_topk": 100}, {"max_num_batched_tokens": 290}),
     "few latents": ("deepseek_v3", {}, {}),
     "entries of windows": ("deepseek_v4", {"index_topk": 30}, {"max_num_batched_tokens": 290}),

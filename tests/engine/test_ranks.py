@@ -74,7 +74,7 @@ FAMILIES = (
     "ling3", "jamba-biases-no-experts", "jamba-experts-in-each-layer", "mamba-biases-longer-untied", "falcon-mamba",
     "mamba2", "mamba2-biases-a-group-longer", "hy4-shared-selections", "hy4-low-limit", "minimax-m3", "zamba2",
     "zamba2-adapters-of-attention-biases", "recurrent-gemma-biases-longer-untied", "dots3-note",
-    "dots3-note-text-part-alone", "deepseek-v4",
+    "dots3-note-text-part-alone", "deepseek-v4", "glm5-next", "glm5-next-unbounded-low-limit",
 )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ REPRESENTATIVE = (
     "llama4", "nanochat", "mllama", "deepseek-v32", "mimo-v2-flash", "nemotron-super", "beam",
     "mistral-large-4-shared", "ouro", "modernbert-decoder", "lfm2-moe", "qwen3-next", "nemotron-h",
     "hy4-shared-selections", "recurrent-gemma", "falcon-h1-norms-after-gates", "dots3-note",
-    "deepseek-v4-shared-entries",
+    "deepseek-v4-shared-entries", "glm5-next",
 )  # fmt: skip
 
 # The beginnings of the names of families that refuse stages.

@@ -28,7 +28,7 @@ class _Selected(msgspec.Struct):
     """Queries that attend to selected tokens in one call.
 
     queries: rows of the step's tokens. lengths: [queries] int32, the tokens that each query sees. rows: [queries]
-    int64, of the tables. tokens, firsts, groups: of the groups of queries for which keys are scored, as index_scores has
+    int64, of the tables. tokens, firsts, groups: of the groups of queries whose keys are scored, as index_scores has
     them. parts: of the tokens that the queries attend to. slots: of these by the last selection, as select_slots or
     pool_slots returns them.
     """

@@ -15,6 +15,7 @@ from baton_engine.experts_method import ExpertsMethod, JoinedForm
 from baton_engine.layers.embedding import Embedding
 from baton_engine.layers.experts import load_joined_experts
 from baton_engine.layers.hyper_connections import MixedConnection, StreamMean
+from baton_engine.layers.indexer import Indexer, Selector
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import LimitedMlp
 from baton_engine.layers.norm import RmsNorm
@@ -57,12 +58,18 @@ class Glm5NextLayer(LatentStatesLayer):
 
     def make_indexer(
         self, config: DeepseekConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor]
-    ) -> PooledIndexer | None:
+    ) -> Selector | None:
         assert isinstance(config, Glm5NextConfig)
         if not has_indexer(config, source, layer):
             return None
         assert config.low_rank is not None
-        return PooledIndexer(source.at("indexer"), layer, config.latent, config.hidden_size, config.low_rank)
+        inside, hidden, low_rank = source.at("indexer"), config.hidden_size, config.low_rank
+        if config.latent.group > 1:
+            return PooledIndexer(inside, layer, config.latent, hidden, low_rank)
+        # The key of a group with one token is that of the token, whatever its gates are.
+        return Indexer(
+            inside, layer, config.latent, hidden=hidden, low_rank=low_rank, rotary=rotary, interleaved=False
+        )  # fmt: skip
 
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
         assert isinstance(config, Glm5NextConfig)

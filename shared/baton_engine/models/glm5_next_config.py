@@ -21,7 +21,7 @@ _DEFAULTS: dict[str, Any] = {
     "vocab_size": 154880, "hidden_size": 4096, "intermediate_size": 12288, "moe_intermediate_size": 2048,
     "num_hidden_layers": 45, "num_attention_heads": 64, "n_shared_experts": 1, "n_routed_experts": 288,
     "routed_scaling_factor": 2.5, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 256, "v_head_dim": 256,
-    "max_position_embeddings": 1048576, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 1048576, "rms_norm_eps": 1e-5, "first_k_dense_replace": 3,
 }  # fmt: skip
 # The values with which every model of the family is computed.
 _GIVEN: dict[str, Any] = {
