@@ -66,6 +66,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma4": {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24},
     "deepseek_v4": {"index_topk": 600},  # all entries are selected
     "falcon": {"alibi": True, "num_attention_heads": 6, "hidden_size": 96},
+    "glm5_next": {
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", *["indexed_attention"] * 2],
+        "indexer_types": ["full", "full", "shared"],
+        "mlp_layer_types": ["dense", "sparse", "dense"],
+    },
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "lfm2": {"conv_L_cache": 6},
     "mistral": {"hidden_act": "relu"},

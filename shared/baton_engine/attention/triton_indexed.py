@@ -29,8 +29,9 @@ class _Selected(msgspec.Struct):
 
     queries: rows of the step's tokens. lengths: [queries] int32, the tokens that each query sees. rows: [queries]
     int64, of the tables. tokens, firsts, groups: of the groups of queries whose keys are scored, as index_scores has
-    them. parts: of the tokens that the queries attend to. slots: of these by the last selection, as select_slots or
-    pool_slots returns them.
+    them. parts: of the tokens that the queries attend to. numbers: the last selection, as select_numbers returns it.
+    slots: of the tokens that it names, by the group of layers whose block table has them, as select_slots or pool_slots
+    returns them.
     """
 
     queries: slice
@@ -40,7 +41,8 @@ class _Selected(msgspec.Struct):
     firsts: torch.Tensor | None
     groups: DecodeParts
     parts: DecodeParts
-    slots: torch.Tensor | None = None
+    numbers: torch.Tensor | None
+    slots: dict[int, torch.Tensor]
 
 
 class TritonIndexed(TritonLatent):
@@ -96,11 +98,12 @@ class TritonIndexed(TritonLatent):
         attended = ended.clamp(max=self._indexed.selected) + (lengths - ended)
         parts = plan_parts(attended.int(), own, self._capacity, self._none)
         groups = plan_parts((group_lengths // size).int(), group_rows, self._capacity, self._none)
-        self._selected.append(_Selected(queries, lengths, rows, tokens, firsts, groups, parts))
+        self._selected.append(_Selected(queries, lengths, rows, tokens, firsts, groups, parts, None, {}))
 
     def select(self, layer: int, queries: torch.Tensor, weights: torch.Tensor | None) -> None:
         assert weights is not None
-        spec, tables = self._indexed, self._tables[self._cache.group_of(layer)]
+        spec, group = self._indexed, self._cache.group_of(layer)
+        tables = self._tables[group]
         index_keys = self._cache.layer(layer)[1][..., : spec.index_dim]
         size, page = spec.group, index_keys.shape[1]
         width = self._limits.keys // size
@@ -109,12 +112,11 @@ class TritonIndexed(TritonLatent):
                 queries[call.queries], weights[call.queries], index_keys, tables, call.groups, width, call.tokens,
                 call.firsts, size,
             )  # fmt: skip
-            if size == 1:
-                call.slots = select_slots(scores, call.lengths, call.rows, tables, page, spec.selected)
+            if size == 1 and self._cache.num_groups == 1:
+                call.slots = {group: select_slots(scores, call.lengths, call.rows, tables, page, spec.selected)}
             else:
                 ended = (call.lengths // size).int()
-                numbers = select_numbers(scores[:, None], ended, 1, spec.selected // size)
-                call.slots = pool_slots(numbers, call.lengths, call.rows, tables, page, size)
+                call.numbers, call.slots = select_numbers(scores[:, None], ended, 1, spec.selected // size), {}
 
     def attend(
         self, layer: int, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None,
@@ -126,7 +128,16 @@ class TritonIndexed(TritonLatent):
         spec, fixed, latents = self._spec, self._limits.deterministic, self._cache.layer(layer)[0]
         tokens = latents.view(-1, 1, 1, latents.shape[3])
         for call in self._selected:
-            assert call.slots is not None
+            slots = self._slots(call, self._cache.group_of(layer), latents.shape[1])
             absorbed = absorb_queries(q[call.queries], up, spec.rope_dim, fixed)
-            attended = latent_decode(absorbed, tokens, call.slots, call.parts, spec.scale, spec.rank, 1, None, sinks, 0)
+            attended = latent_decode(absorbed, tokens, slots, call.parts, spec.scale, spec.rank, 1, None, sinks, 0)
             values_of(attended, up, out[call.queries], fixed)
+
+    def _slots(self, call: _Selected, group: int, page: int) -> torch.Tensor:
+        """Return the slots of selected tokens by the block table of a group of layers. page: tokens of a block."""
+        if group not in call.slots:
+            # Layers of one group share these.
+            assert call.numbers is not None
+            tables, size = self._tables[group], self._indexed.group
+            call.slots[group] = pool_slots(call.numbers, call.lengths, call.rows, tables, page, size)
+        return call.slots[group]
