@@ -43,7 +43,7 @@ from baton_engine.engine import Engine
 from baton_engine.sampling import SamplingParams
 from baton_engine.sequence import Request
 from loadtest.engine.random_families import FAMILIES, REAL, TINY, tiny_heads
-from loadtest.engine.random_model import make_model
+from loadtest.engine.random_model import make_model, model_class
 
 FACTOR = 2.0
 CANDIDATES = 16  # logits near a softcap have many that rounding can swap, but only some have large errors
@@ -131,9 +131,10 @@ class Reference:
         known = folder / "reference"
         known = known if known.exists() else folder
         # In transformers 5.17, attention by torch leaves out the softcap, and is the default also for Gemma 2.
-        softcap = getattr(transformers.AutoConfig.from_pretrained(known), "attn_logit_softcapping", None)
+        config = transformers.AutoConfig.from_pretrained(known)
+        softcap = getattr(config, "attn_logit_softcapping", None)
         attention = "eager" if softcap else None
-        model = transformers.AutoModelForCausalLM.from_pretrained(known, dtype=dtype, attn_implementation=attention)
+        model = model_class(config).from_pretrained(known, dtype=dtype, attn_implementation=attention)
         self._model: Any = model.to(device).eval()
         self._device = device
 

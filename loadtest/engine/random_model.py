@@ -14,6 +14,13 @@ from loadtest.common.qwen_model import write_qwen
 LAYER_GAIN, HEAD_GAIN = 1.5, 3.0
 
 
+def model_class(config: Any) -> Any:
+    """Return the class of transformers that makes models with a head from a config. Some families have one for text and
+    images alone."""
+    causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    return transformers.AutoModelForCausalLM if causal else transformers.AutoModelForImageTextToText
+
+
 def make_model(folder: Path, family: str, fields: dict[str, Any], seed: int) -> None:
     """Write a random model of a family, its configuration and weights as transformers itself writes them."""
     if family == "qwen":
@@ -28,7 +35,7 @@ def make_model(folder: Path, family: str, fields: dict[str, Any], seed: int) -> 
     common = {"max_position_embeddings": 1024, "bos_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": False}
     config = transformers.AutoConfig.for_model(family, **common | fields)
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = model_class(config).from_config(config)
     with torch.no_grad():
         embeddings = {
             f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding)

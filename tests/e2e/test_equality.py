@@ -59,6 +59,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     # So large that every block of keys is selected, as below.
     "minimax_m3, three planes": ("minimax_m3", {"index_topk_blocks": 75}),
     "dots3_note, two planes, latents of two sizes": ("dots3_note_text", {"index_topk": 600}),
+    "glm5_next, states beside latents and two planes": ("glm5_next", {"index_topk": 600}),
     "bloom, tied, 3 layers": ("bloom", {"n_layer": 3, "seed": 2}),
     "gemma3, windows and not": ("gemma3", {"initializer_range": 0.1}),
     "gemma4, two sizes of heads, shared keys": ("gemma4_small", {"initializer_range": 0.1}),
