@@ -950,7 +950,6 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": False,
         },
     ),
-    "glm5-next-all-selected": ("glm5_next", {"index_topk": 600, "linear_num_heads": 4}),
     "deepseek-v4": ("deepseek_v4", {}),
     "deepseek-v4-sigmoid-yarn-few-rows": (
         "deepseek_v4",

@@ -18,7 +18,6 @@ from tests.conftest import MakeModel
 from tests.models import reference_choices
 from tests.packing import Tensors, fp8
 
-from .fake_cuda import pretend
 from .test_hy_v4 import PROMPT, change, tokens
 
 # The fields of the published text_config, of which transformers does not know all.
@@ -93,7 +92,7 @@ def test_the_text_part_alone(tiny_model: MakeModel, tmp_path: Path) -> None:
     assert outputs == reference_choices(base, PROMPT, outputs)
 
 
-def test_fp8_beside_16_bits(tiny_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp8_beside_16_bits(tiny_model: MakeModel, tmp_path: Path) -> None:
     """The authors quantize neither the delta rule nor indexers, routers, connections and the expansion of latents."""
     base = tiny_model("glm5_next", num_hidden_layers=3, indexer_types=["full"] * 3, mlp_layer_types=["sparse"] * 3,
                       layer_types=["linear_attention", "full_attention", "linear_attention"])  # fmt: skip
@@ -112,8 +111,6 @@ def test_fp8_beside_16_bits(tiny_model: MakeModel, tmp_path: Path, monkeypatch: 
     outputs = tokens(folder)
     # The inputs of products with codes in FP8 are rounded, too, so that other tokens follow at some time.
     assert outputs[:3] == tokens(change(base, tmp_path / "numbers", lambda *each: coded(*each, False)))[:3]
-    pretend(monkeypatch)
-    assert tokens(folder) == outputs
 
 
 def test_the_published_model() -> None:

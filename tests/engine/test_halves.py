@@ -27,7 +27,7 @@ ALL_RANKS = bool(os.environ.get("ALL_RANKS"))  # each family, instead of one of 
 REPRESENTATIVE = (
     "llama-plain", "bloom-tied", "gemma3-tied", "gpt-oss", "qwen3-moe", "deepseek-v2-lite", "gemma4-small", "gemma3n",
     "diffllama", "deepseek-v32", "glm-5-shared-selections", "jetmoe", "mllama", "olmo2", "mimo-v2-flash",
-    "hy4-low-limit", "dots3-note", "deepseek-v4",
+    "hy4-low-limit", "dots3-note", "deepseek-v4", "glm5-next",
 )  # fmt: skip
 
 

@@ -55,13 +55,17 @@ def without_broken(length: int, seed: int) -> list[int]:
 
 @pytest.mark.parametrize(
     ("name", "block_size"),
-    [*itertools.product(["windowed", "latent", "indexed", "key_blocks"], [4, 16]), ("compressed", 16)],
+    [
+        *itertools.product(["windowed", "latent", "indexed", "key_blocks"], [4, 16]),
+        ("compressed", 16),
+        ("selecting_groups", 16),
+    ],
 )
 def test_nan_in_free_slots_changes_no_token(
     name: str, runner: str, block_size: int, request: pytest.FixtureRequest
 ) -> None:
     folder: Path = request.getfixturevalue(name)
-    engine = make_engine(folder, block_size=block_size, max_num_batched_tokens=24, num_blocks=1024 // block_size)
+    engine = make_engine(folder, block_size=block_size, max_num_batched_tokens=24, num_blocks=1280 // block_size)
     prompts = [make_prompt(length, seed=3) for length in (1, 15, 16, 17, 33, 70)]
     requests = [make_request(id, prompt, 10) for id, prompt in enumerate(prompts)]
     transcript = Transcript()

