@@ -66,6 +66,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma4": {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24},
     "deepseek_v4": {"index_topk": 600},  # all entries are selected
     "falcon": {"alibi": True, "num_attention_heads": 6, "hidden_size": 96},
+    # The layer without an indexer has another block table than the one that selects for it.
     "glm5_next": {
         "num_hidden_layers": 3,
         "layer_types": ["linear_attention", *["indexed_attention"] * 2],
