@@ -106,12 +106,14 @@ def read_policy(fields: QuantizationFields) -> Callable[[str, bool, Callable[[st
     left_out = NotConverted([*fields.names("modules_to_not_convert"), *fields.names("ignored_layers")])
 
     def policy(name: str, sensitive: bool, stored: Callable[[str], bool]) -> Method:
+        if left_out.has(name):
+            return DENSE
         # DeepSeek-V4 has experts in MXFP4 beside projections in FP8.
         if stored(f"{name}_blocks"):
             return Mxfp4()
         # Tools leave the head and routers out without saying so.
         quantized = stored(f"{name}.weight_scale_inv") or stored(f"{name}.weight_scale")
-        return DENSE if left_out.has(name) or not quantized else method
+        return method if quantized else DENSE
 
     return policy
 
