@@ -28,11 +28,11 @@ from baton_engine.source import Source
 from baton_kernels.reference.activation import LimitedGate
 from baton_kernels.reference.compression import Compression, window_rows
 
-from .decoder import Decoder
 from .deepseek_v4_config import DeepseekV4Config, read_deepseek_v4_config
 from .deepseek_v4_names import StoredNames
 from .entry_layers import own_places
 from .llama import LlamaConfig
+from .streams import StreamDecoder, pass_streams
 
 
 class DeepseekV4Layer:
@@ -102,16 +102,10 @@ class DeepseekV4Layer:
 
     def __call__(self, streams: torch.Tensor, ctx: Context) -> torch.Tensor:
         """streams: as in MixedConnection. Returns them after this layer."""
-        x, gates = self.around_attention.inputs(streams)
-        streams = self.around_attention.add(self.attention(self.input_norm(x), ctx), gates, streams)
-        x, mixed = self.around_mlp.inputs(streams)
-        given = (ctx.ids,) if self.from_table else ()
-        return self.around_mlp.add(self.mlp(self.post_attention_norm(x), *given), mixed, streams)
+        return pass_streams(self, streams, ctx, *((ctx.ids,) if self.from_table else ()))
 
 
-class DeepseekV4(Decoder):
-    """A stage of a pipeline passes on all streams of a token."""
-
+class DeepseekV4(StreamDecoder):
     def __init__(self, config: DeepseekV4Config, source: Source, max_positions: int) -> None:
         super().__init__(source)
         source = source.reading(StoredNames(source))
@@ -129,15 +123,6 @@ class DeepseekV4(Decoder):
         self.stream_head = StreamHead(inside, "hc_head.hc_", hidden, config.mixing)
         self.norm = WideRmsNorm(inside.at("norm"), hidden, config.rms_norm_eps)
         self.head = self.make_head(config, source)
-
-    def embed(self, ctx: Context) -> torch.Tensor:
-        return super().embed(ctx).repeat(1, self.streams)
-
-    def __call__(self, ctx: Context) -> torch.Tensor:
-        streams = self.begin(ctx)
-        for layer in self.layers:
-            streams = layer(streams, ctx)
-        return self.norm(self.stream_head(streams)) if self.stage.is_last else streams
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:

@@ -10,23 +10,41 @@ from baton_engine.context import Context
 from .decoder import Decoder
 
 
-class StreamLayer(Protocol):
-    """A layer with connections of its two blocks to the streams, as layers/hyper_connections.py has them."""
+class Connection(Protocol):
+    """What a block of a layer reads from the streams, and how its result is added to them
+    (layers/hyper_connections.py)."""
 
-    attention: Callable[..., torch.Tensor]
-    mlp: Callable[..., torch.Tensor]
+    def inputs(self, streams: torch.Tensor) -> tuple[torch.Tensor, Any]: ...
+
+    def add(self, result: torch.Tensor, gates: Any, streams: torch.Tensor) -> torch.Tensor: ...
+
+
+class StreamLayer(Protocol):
+    """A layer whose two blocks have connections to the streams."""
+
     input_norm: Any
     post_attention_norm: Any
-    around_attention: Any
-    around_mlp: Any
+
+    @property
+    def attention(self) -> Callable[..., torch.Tensor]: ...
+
+    @property
+    def mlp(self) -> Callable[..., torch.Tensor]: ...
+
+    @property
+    def around_attention(self) -> Connection: ...
+
+    @property
+    def around_mlp(self) -> Connection: ...
 
 
-def pass_streams(layer: StreamLayer, streams: torch.Tensor, ctx: Context) -> torch.Tensor:
-    """Return the streams of the tokens after a layer, [T, streams * hidden]."""
+def pass_streams(layer: StreamLayer, streams: torch.Tensor, ctx: Context, *given: torch.Tensor) -> torch.Tensor:
+    """Return the streams of the tokens after a layer, [T, streams * hidden]. given: what its MLP takes beside hidden
+    states."""
     x, gates = layer.around_attention.inputs(streams)
     streams = layer.around_attention.add(layer.attention(layer.input_norm(x), ctx), gates, streams)
     x, gates = layer.around_mlp.inputs(streams)
-    return torch.as_tensor(layer.around_mlp.add(layer.mlp(layer.post_attention_norm(x)), gates, streams))
+    return layer.around_mlp.add(layer.mlp(layer.post_attention_norm(x), *given), gates, streams)
 
 
 class StreamDecoder(Decoder):
@@ -45,4 +63,5 @@ class StreamDecoder(Decoder):
         streams = self.begin(ctx)
         for layer in self.layers:
             streams = layer(streams, ctx)
-        return torch.as_tensor(self.norm(self.stream_head(streams))) if self.stage.is_last else streams
+        hidden: torch.Tensor = self.norm(self.stream_head(streams)) if self.stage.is_last else streams
+        return hidden
