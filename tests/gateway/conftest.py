@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent != Path(__file__).parent:
             continue
-        item.add_marker(pytest.mark.timeout(30))
+        item.add_marker(pytest.mark.timeout(120))
         alone = item.get_closest_marker("unit") is not None
         if not alone and isinstance(item, pytest.Function) and asyncio.iscoroutinefunction(item.obj):
             item.add_marker(SESSION, append=False)
