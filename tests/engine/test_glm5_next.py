@@ -180,6 +180,7 @@ def test_bounds_of_decays(fields: dict[str, Any], least: float) -> None:
         ({"swiglu_limit": 0}, "swiglu_limit in config.json is 0.0; it must be above 0"),
         ({"hidden_act": "gelu"}, "hidden_act in config.json is 'gelu'"),
         ({"hc_mult": 0}, "hc_mult in config.json is 0"),
+        ({"hc_mult": 100}, "hc_mult in config.json is 100; it must be at most 16"),
         ({"hc_sinkhorn_iters": -1}, "hc_sinkhorn_iters in config.json is -1"),
         ({"linear_lower_bound": 1.0}, "linear_lower_bound in config.json is 1.0; it must be less than 0"),
         ({"linear_lower_bound": "low"}, "linear_lower_bound in config.json is 'low'"),

@@ -16,12 +16,12 @@ from baton_kernels.reference.routing import Routing
 from .entry_layers import Place, Windows, cache_layers, sharing
 from .llama import SILU
 from .sparse_config import SparseConfig, read_experts_per_token
+from .streams import MOST_STREAMS, WithStreams
 
 _NEAR, _SELECTED, _ALL = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 _BY_RATIO = {0: _NEAR, 4: _SELECTED, 128: _ALL}
 _RATES = {_SELECTED: ("compress_rate_csa", 4), _ALL: ("compress_rate_hca", 128)}
-# Kernels have the tokens of a window, and the weights with which a token mixes its streams, in one tile.
-_LARGEST_RATE, _MOST_STREAMS = 1024, 16
+_LARGEST_RATE = 1024  # Kernels have the tokens of a window in one tile.
 _TABLE, _CHOSEN = "hash_moe", "moe"
 # Those of transformers' configuration class.
 _DEFAULTS: dict[str, Any] = {
@@ -35,7 +35,7 @@ _GIVEN: dict[str, Any] = {
 }  # fmt: skip
 
 
-class DeepseekV4Config(SparseConfig, frozen=True, kw_only=True):
+class DeepseekV4Config(WithStreams, SparseConfig, frozen=True, kw_only=True):
     """num_layers: of the cache. places, starts: as cache_layers returns them. rope: of layers without entries.
     entry_rope: of the others. low_rank, output_groups, output_rank: as in AttentionSizes. index_heads: of indexers.
     mixing, rounds: as in MixedConnection. limit: of gates and ups of experts. table_layers: the layers of the model
@@ -58,10 +58,6 @@ class DeepseekV4Config(SparseConfig, frozen=True, kw_only=True):
         spec = self.attention[self.places[number].keys]
         assert isinstance(spec, CompressedSpec)
         return spec
-
-    @property
-    def stream_size(self) -> int:
-        return self.mixing.streams * self.hidden_size
 
     @property
     def recent_tokens(self) -> int:
@@ -189,7 +185,7 @@ def read_deepseek_v4_config(file: ConfigFile) -> DeepseekV4Config:
         output_groups=groups,
         output_rank=file.count("o_lora_rank", 1024),
         index_heads=file.count("index_n_heads", 64),
-        mixing=Mixing(file.at_most("hc_mult", _MOST_STREAMS, 4), eps, file.number("hc_eps", 1e-6), 2.0),
+        mixing=Mixing(file.at_most("hc_mult", MOST_STREAMS, 4), eps, file.number("hc_eps", 1e-6), 2.0),
         rounds=file.count("hc_sinkhorn_iters", 20),
         limit=limit,
         table_layers=_read_tables(file, layers),

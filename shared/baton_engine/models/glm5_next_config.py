@@ -15,6 +15,7 @@ from .glm_moe_dsa import layers_with_indexers
 from .latent_states import WithLatentStates, specs_with_states
 from .llama import SILU
 from .recurrent_states import check_length
+from .streams import MOST_STREAMS, WithStreams
 
 # Those of transformers' configuration class.
 _DEFAULTS: dict[str, Any] = {
@@ -40,7 +41,7 @@ _LINEAR = {
 }  # fmt: skip
 
 
-class Glm5NextConfig(WithLatentStates, IndexedConfig, frozen=True, kw_only=True):
+class Glm5NextConfig(WithStreams, WithLatentStates, IndexedConfig, frozen=True, kw_only=True):
     """mixing, rounds: as in MixedConnection. limit: of gates and ups in all MLPs. least: as in Delta."""
 
     state_layers: frozenset[int]
@@ -49,10 +50,6 @@ class Glm5NextConfig(WithLatentStates, IndexedConfig, frozen=True, kw_only=True)
     mixing: Mixing
     rounds: int
     limit: float
-
-    @property
-    def stream_size(self) -> int:
-        return self.mixing.streams * self.hidden_size
 
     @property
     def projections(self) -> list[tuple[int, int]]:
@@ -98,7 +95,7 @@ def read_glm5_next_config(file: ConfigFile) -> Glm5NextConfig:
         state_layers=state_layers,
         states=_read_states(file) if state_layers else None,
         least=least,
-        mixing=Mixing(file.count("hc_mult", 4), eps, file.number("hc_eps", 1e-6), 2.0),
+        mixing=Mixing(file.at_most("hc_mult", MOST_STREAMS, 4), eps, file.number("hc_eps", 1e-6), 2.0),
         rounds=file.count("hc_sinkhorn_iters", 20),
         limit=limit,
     )

@@ -25,7 +25,7 @@ from .deepseek_v32 import IndexedConfig, IndexedLayer, has_indexer, read_indexed
 from .glm_moe_dsa import selecting_layers
 from .llama import SILU, LlamaConfig
 from .sparse_config import SparseConfig
-from .streams import StreamDecoder, pass_streams
+from .streams import StreamDecoder, WithStreams, pass_streams
 
 # Those of transformers' configuration class.
 _DEFAULTS: dict[str, Any] = {
@@ -42,15 +42,11 @@ _GIVEN: dict[str, Any] = {
 _KINDS = ("indexed_attention", "deepseek_sparse_attention")  # both are names of the same
 
 
-class HyV4Config(IndexedConfig, frozen=True, kw_only=True):
+class HyV4Config(WithStreams, IndexedConfig, frozen=True, kw_only=True):
     """mixing: of the residual streams. limit: of the gates of experts."""
 
     mixing: Mixing
     limit: float
-
-    @property
-    def stream_size(self) -> int:
-        return self.mixing.streams * self.hidden_size
 
     @property
     def projections(self) -> list[tuple[int, int]]:

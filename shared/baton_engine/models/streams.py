@@ -6,8 +6,23 @@ from typing import Any, Protocol
 import torch
 
 from baton_engine.context import Context
+from baton_engine.layers.hyper_connections import Mixing
 
 from .decoder import Decoder
+
+# A kernel has the weights with which a token mixes its streams in one tile.
+MOST_STREAMS = 16
+
+
+class WithStreams:
+    """A part of the config of such a model. mixing: of the streams."""
+
+    hidden_size: int
+    mixing: Mixing
+
+    @property
+    def stream_size(self) -> int:
+        return self.mixing.streams * self.hidden_size
 
 
 class Connection(Protocol):
